@@ -158,8 +158,3 @@ def penalty_schedule(progress: int, total: int) -> float:
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
     """L2 norm [] over several tensors."""
     return torch.stack([gradient.norm() for gradient in gradients]).norm()
-
-
-def scale_for_clip(norm: Tensor, limit: float) -> Tensor:
-    """Factor [] that brings a gradient of `norm` within `limit`; 1 for limit 0."""
-    return (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else torch.ones_like(norm)

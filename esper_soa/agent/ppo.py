@@ -255,7 +255,9 @@ class Learner:
         if plan.target_kl > 0:
             stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * plan.target_kl)
         do_step = finite & ~stopped
-        flat = flatten(gradients) * losses.scale_for_clip(norm, self.config.max_grad_norm)
+        flat = flatten(gradients)
+        limit = self.config.max_grad_norm
+        flat = flat * (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else flat
         rates = plan.lr, self.config.adam_eps
         moved, adam = adam_step(flatten(self.parameters), flat, adam, *rates, do_step)
         write_parameters_(self.parameters, moved)

@@ -184,7 +184,12 @@ def heuristic_choice(
     undecided = stage_allows(Op.PRUNE, state.slots.stage)  # seeds that still need decisions
     managing = undecided.any(-1)
     slot = first_choice(undecided)
-    germinating = ~managing & _germination_due(state, memory, cfg)
+    signals = state.signals
+    # stable, on a plateau, late enough, long enough after a prune, with a free slot
+    due = signals.step - memory.last_prune >= cfg.embargo_steps_after_prune
+    due = due & signals.stabilized & (signals.step >= cfg.min_steps_before_germinate)
+    due = due & state.slots.empty.any(-1) & (signals.plateau >= cfg.plateau_steps_to_germinate)
+    germinating = ~managing & due
     next_blueprint, rotation = _next_blueprint(memory, cfg, names)
     op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
     op = torch.where(managing, _managing_op(state, slot, cfg), op)
@@ -199,17 +204,6 @@ def heuristic_choice(
         last_prune=torch.where(pruning, state.signals.step, memory.last_prune),
     )
     return HeuristicChoice(op, slot, blueprint), memory
-
-
-def _germination_due(state: EnvState, memory: HeuristicMemory, cfg: HeuristicConfig) -> Tensor:
-    """bool [N]: stable, on a plateau, late enough, long enough after a prune, with a free slot."""
-    return (
-        (state.signals.step - memory.last_prune >= cfg.embargo_steps_after_prune)
-        & state.signals.stabilized
-        & (state.signals.step >= cfg.min_steps_before_germinate)
-        & state.slots.empty.any(-1)
-        & (state.signals.plateau >= cfg.plateau_steps_to_germinate)
-    )
 
 
 def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:

@@ -292,7 +292,11 @@ class SlotSpec(NamedTuple):
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions."""
     if task.host == "transformer":
-        return _transformer_slots(task.transformer)
+        cfg = task.transformer
+        numbers = range(cfg.segments)
+        last = max(cfg.segments - 1, 1)
+        places = ((f"r0c{i}", 0, i, cfg.width, cfg.context, i / last, 1) for i in numbers)
+        return tuple(SlotSpec(*place) for place in places)
 
     def slot(row: int, block: int) -> SlotSpec:
         depth = block / (task.num_blocks - 1)
@@ -302,14 +306,6 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     blocks = range(task.num_blocks)
     after_pools = (slot(1, block) for block in blocks if task.pooled(block))
     return (*(slot(0, block) for block in blocks), *after_pools)
-
-
-def _transformer_slots(cfg: TransformerConfig) -> tuple[SlotSpec, ...]:
-    last = max(cfg.segments - 1, 1)
-    return tuple(
-        SlotSpec(f"r0c{number}", 0, number, cfg.width, cfg.context, number / last, 1)
-        for number in range(cfg.segments)
-    )
 
 
 def resolve_slots(task: TaskConfig, names: list[str]) -> list[str]:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import Parameter, signature
-from types import ModuleType
 from typing import TypeVar
 
 from esper_soa.config.errors import SettingError, one_line
@@ -138,7 +137,15 @@ def find(kind: str, reference: str, setting: str) -> Part:
     What the module itself raises while it is imported is not caught.
     """
     place, _, name = reference.partition(":")
-    parts = {id(part): part for part in vars(_import_part(place, reference, setting)).values()}
+    try:
+        module = importlib.import_module(place)
+    except ImportError as error:
+        absent = f"{error.name}." if isinstance(error, ModuleNotFoundError) else " "
+        missing = f"{place}.".startswith(absent)
+        remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
+        allowed = f"module:name of a module that can be imported ({one_line(error)})"
+        raise SettingError(setting, reference, allowed, remedy) from error
+    parts = {id(part): part for part in vars(module).values()}
     marked_parts = [(marked_name(kind, part), part) for part in parts.values()]
     named = [part for own_name, part in marked_parts if own_name == name]
     if not named:
@@ -179,17 +186,6 @@ def num_required(part: Part) -> int:
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     parameters = signature(part).parameters.values()
     return sum(one.kind in kinds and one.default is Parameter.empty for one in parameters)
-
-
-def _import_part(place: str, reference: str, setting: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ImportError as error:
-        absent = f"{error.name}." if isinstance(error, ModuleNotFoundError) else " "
-        missing = f"{place}.".startswith(absent)
-        remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
-        allowed = f"module:name of a module that can be imported ({one_line(error)})"
-        raise SettingError(setting, reference, allowed, remedy) from error
 
 
 def _mark(kind: str) -> str:

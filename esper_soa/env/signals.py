@@ -27,8 +27,14 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
     loss_delta = torch.where(loss_known, signals.val_loss - val_loss, 0.0)
     accuracy_delta = val_accuracy - signals.val_accuracy
     small_gain = accuracy_delta < cfg.plateau_threshold
-    is_judged = finite & loss_known
-    stable_count, stabilized = _stability(signals, loss_delta, is_judged, cfg)
+    # stable env-steps in a row, and the latch that closes after enough
+    is_measurable = signals.val_loss > MIN_PREVIOUS_LOSS
+    change = loss_delta / torch.where(is_measurable, signals.val_loss, 1.0)
+    stable = finite & loss_known & (change > -cfg.regression_threshold)
+    stable = stable & (change < cfg.stabilization_threshold)
+    count = torch.where(stable, signals.stable_count + 1, 0)
+    evaluated = (signals.step > 0) & is_measurable & ~signals.stabilized
+    count = torch.where(evaluated, count, signals.stable_count)
     return signals.replace(
         step=signals.step + 1,
         train_loss=_finite_or(measured.train_loss, signals.train_loss),
@@ -40,22 +46,9 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
         loss_history=_push(signals.loss_history, val_loss),
         accuracy_history=_push(signals.accuracy_history, val_accuracy),
         plateau=torch.where(small_gain, signals.plateau + 1, 0),
-        stable_count=stable_count,
-        stabilized=stabilized,
+        stable_count=count,
+        stabilized=signals.stabilized | (count >= cfg.stabilization_steps),
     )
-
-
-def _stability(
-    signals: Signals, loss_delta: Tensor, judged: Tensor, cfg: SignalsConfig
-) -> tuple[Tensor, Tensor]:
-    """Count of consecutive stable env-steps [N], and the latch that closes after enough [N]."""
-    is_measurable = signals.val_loss > MIN_PREVIOUS_LOSS
-    change = loss_delta / torch.where(is_measurable, signals.val_loss, 1.0)
-    stable = judged & (change > -cfg.regression_threshold) & (change < cfg.stabilization_threshold)
-    count = torch.where(stable, signals.stable_count + 1, 0)
-    evaluated = (signals.step > 0) & is_measurable & ~signals.stabilized
-    count = torch.where(evaluated, count, signals.stable_count)
-    return count, signals.stabilized | (count >= cfg.stabilization_steps)
 
 
 def record_attribution(slots: Slots, attribution: Attribution) -> Slots:

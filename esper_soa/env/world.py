@@ -216,13 +216,11 @@ def values_of_envs(
     values = {}
     for name in sorted(names):
         numbers = ENV_SETTINGS[name].numbers(attrgetter(name)(groups))
-        values[name] = _values(numbers, streams.fold(keys, crc32(name.encode())), envs)
+        if isinstance(numbers, EnvDraw):
+            own = streams.fold(keys, crc32(name.encode()))
+            shares = streams.uniform(own, torch.zeros_like(own), STATE_FLOAT).tolist()
+            # one by one, as a vector of powers may round by where it is cut
+            values[name] = torch.tensor([numbers.at(one) for one in shares], dtype=STATE_FLOAT)
+        else:
+            values[name] = torch.tensor(numbers, dtype=STATE_FLOAT)[envs % len(numbers)]
     return values
-
-
-def _values(numbers: tuple[float, ...] | EnvDraw, keys: Tensor, envs: Tensor) -> Tensor:
-    if isinstance(numbers, EnvDraw):
-        shares = streams.uniform(keys, torch.zeros_like(keys), STATE_FLOAT)
-        # one by one, as a vector of powers may round by where it is cut
-        return torch.tensor([numbers.at(share) for share in shares.tolist()], dtype=STATE_FLOAT)
-    return torch.tensor(numbers, dtype=STATE_FLOAT)[envs % len(numbers)]

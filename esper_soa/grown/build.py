@@ -5,12 +5,12 @@ describes every host and gives its tensors the names that they have in a GrownNe
 (model/modules.py). The parameter tables alone define the layout of rows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
 from esper_soa.nets.model.host import HostShape
@@ -144,7 +144,11 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
             tensors |= _named(named, gate_table(channels), gates)
     spec["parameters"] = sum(one.numel() for one in tensors.values())
     buffers = [one for at in places for one in modules[at].named_buffers(prefix=at)]
-    statistics = _named(_buffer_names(shape, modules), shape.statistics, rows["host", "statistics"])
+    held = list[tuple[str, Tensor]]()  # the buffers that rows of statistics hold
+    for part in plain_parts(shape):
+        own_buffers = modules[part.name].named_buffers(prefix=part.name)
+        held += [one for one in own_buffers if part.counts_batches or not one[0].endswith(COUNTER)]
+    statistics = _named(held, shape.statistics, rows["host", "statistics"])
     for name, buffer in buffers:
         tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
     for seed in spec["seeds"]:
@@ -152,15 +156,6 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
     for name, buffer in net.get_submodule("input").named_buffers():
         tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(buffer.shape)
     return GrownHost(spec, tensors)
-
-
-def _buffer_names(shape: HostShape, modules: Mapping[str, nn.Module]) -> list[tuple[str, Tensor]]:
-    """The buffers that rows of statistics hold, by name; modules: by part."""
-    found = []
-    for part in plain_parts(shape):
-        own = modules[part.name].named_buffers(prefix=part.name)
-        found += [one for one in own if part.counts_batches or not one[0].endswith(COUNTER)]
-    return found
 
 
 def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:

@@ -44,20 +44,17 @@ TAKEN = ("policy", "reward", "value")
 
 def build_players(cfgs: Sequence[TrainConfig], worlds: Sequence[World]) -> list[Player]:
     """Decision makers of several worlds, with one learner at most; UserError as build_player."""
-    first = build_player(cfgs[0], worlds[0])
-    beside = zip(cfgs[1:], worlds[1:], strict=True)
-    return [first, *(_player_beside(first, cfg, world) for cfg, world in beside)]
-
-
-def _player_beside(first: Player, cfg: TrainConfig, world: World) -> Player:
-    """The decision maker of a further world, with the learner of the first, if any."""
-    learner = first.learner
-    if learner is None:
-        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
-    policy = learner.policy.for_slots(world.rules.nets.shape.slots)
-    policy.steps = world.kernels.replay.steps(POLICY, world.device)
-    learner.policies.append(policy)
-    return Player(policy, learner, _teacher(cfg))
+    players = [build_player(cfgs[0], worlds[0])]
+    learner = players[0].learner
+    for cfg, world in zip(cfgs[1:], worlds[1:], strict=True):
+        if learner is None:
+            players.append(build_player(cfg, world))
+            continue
+        policy = learner.policy.for_slots(world.rules.nets.shape.slots)
+        policy.steps = world.kernels.replay.steps(POLICY, world.device)
+        learner.policies.append(policy)
+        players.append(Player(policy, learner, _teacher(cfg)))
+    return players
 
 
 def _teacher(cfg: TrainConfig) -> Agent | None:

@@ -6,7 +6,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import NPZ, DataConfig
@@ -118,17 +117,13 @@ def synthetic(train: int, val: int, device: torch.device | str, test: int = 1) -
     keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(4))
     colours = uniform(keys[0], torch.arange(10 * 4 * 4 * 3)).view(10, 4, 4, 3) * 2 - 1
     patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)
-    counts = train, val, test
-    parts = [_noisy(patterns, key, count) for key, count in zip(keys[1:], counts, strict=True)]
+    parts = list[Part]()
+    for key, count in zip(keys[1:], (train, val, test), strict=True):
+        labels = torch.arange(count) % len(patterns)
+        noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1
+        images = (patterns[labels] + SYNTHETIC_NOISE * noise).clamp(0, 1) * 255
+        parts.append((images.round().to(torch.uint8).numpy(), labels.numpy()))
     values = parts[0][0].reshape(-1, 3) / 255.0
     statistics = tuple(values.mean(0).tolist()), tuple(values.std(0).tolist())
     text = "synthetic images, asked for by data.name"
     return image_set("synthetic", parts, statistics, text).to(device)
-
-
-def _noisy(patterns: Tensor, key: Tensor, count: int) -> Part:
-    """`count` images uint8 [count, 32, 32, 3] of classes 0 to 9 in turn, and their labels."""
-    labels = torch.arange(count) % len(patterns)
-    noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1
-    images = (patterns[labels] + SYNTHETIC_NOISE * noise).clamp(0, 1) * 255
-    return images.round().to(torch.uint8).numpy(), labels.numpy()

@@ -261,7 +261,13 @@ def _as_color(
     first = 0
     for rows in part.rows(CHUNK_BYTES):
         if rows.dtype != np.uint8:
-            rows = _bytes(rows, part.name, first)
+            is_bad = ~((rows >= 0) & (rows <= 1))  # NaN is neither
+            if is_bad.any():
+                at = np.argwhere(is_bad)[0]
+                problem = f"{part.name} holds {rows[tuple(at)]} in image {first + int(at[0])}"
+                remedy = "Divide by 255, or give uint8, and replace what is not a number."
+                check_data(False, problem, "be from 0 to 1", remedy)
+            rows = np.rint(rows.astype(np.float64) * 255).astype(np.uint8)
         if rows.ndim == 4 and layout == "nchw":
             rows = np.moveaxis(rows, 1, 3)
         few = lazy_array(part.name, rows.reshape(-1, *size))
@@ -269,17 +275,6 @@ def _as_color(
             result[first : first + len(images)] = resize_images(images, inner)  # grey: to all
             first += len(images)
     return result
-
-
-def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
-    """Bytes from brightness in [0, 1], to the nearest level; `first`: number of the first image."""
-    is_bad = ~((values >= 0) & (values <= 1))  # NaN is neither
-    if is_bad.any():
-        at = np.argwhere(is_bad)[0]
-        problem = f"{name} holds {values[tuple(at)]} in image {first + int(at[0])}"
-        remedy = "Divide by 255, or give uint8, and replace what is not a number."
-        check_data(False, problem, "be from 0 to 1", remedy)
-    return np.rint(values.astype(np.float64) * 255).astype(np.uint8)
 
 
 def _normalisation(

@@ -110,7 +110,10 @@ class TrainingChunk:
         Under loss scales, networks of envs whose gradient overflows are left as they are.
         """
         before = self._copies() if self.scales is not None else []
-        grads = self._mean_gradients(batches)
+        grads, *others = [self._gradients(batch) for batch in batches]
+        for more in others:
+            grads = [grad + other for grad, other in zip(grads, more, strict=True)]
+        grads = [grad / (1 + len(others)) for grad in grads] if others else grads
         finite = torch.ones_like(self.loss, dtype=torch.bool)
         if self.scales is not None:
             places = [None, *(active.group.nets for active in self.trained)]
@@ -128,13 +131,6 @@ class TrainingChunk:
             precision.where_finite_(precision.of_nets(finite, nets), rows, old)
         if self.scales is not None:
             self.scales.update_(finite)
-
-    def _mean_gradients(self, batches: Iterable[TrainingBatch]) -> list[Tensor]:
-        """Gradients of host and seeds, of the mean loss of nets.accumulate batches."""
-        grads, *others = [self._gradients(batch) for batch in batches]
-        for more in others:
-            grads = [grad + other for grad, other in zip(grads, more, strict=True)]
-        return [grad / (1 + len(others)) for grad in grads] if others else grads
 
     def _gradients(self, batch: TrainingBatch) -> list[Tensor]:
         """Gradients of hosts [n, P], then of `trained`; adds up losses and correct answers."""
