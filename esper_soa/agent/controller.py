@@ -97,10 +97,7 @@ class Controller(nn.Module):
 def controller_spec(
     config: PolicyConfig, slots: Sequence[SlotSpec], blueprints: Sequence[str] = BLUEPRINT_NAMES
 ) -> dict:
-    """The description of the policy with these settings, for hosts with these slots.
-
-    blueprints: names by code, users' own among them.
-    """
+    """The policy with these settings, for hosts with these slots; blueprints: names by code."""
     names = tuple(slot.name for slot in slots)
     places = [slot._asdict() for slot in slots]
     for place in places:

@@ -1,6 +1,4 @@
-"""The formats of actions that callers may use: a record, heads by name, rows of heads or numbers of
-joint actions. Illegal actions never reach an env.
-"""
+"""The formats of actions that callers may use; illegal actions never reach an env."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product

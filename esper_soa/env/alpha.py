@@ -1,7 +1,4 @@
-"""Alpha ramps: how a seed's weight in its host's activations changes per tick.
-
-Every function works elementwise over any batch shape.
-"""
+"""Alpha ramps: how a seed's weight in its host's activations changes per tick, elementwise."""
 
 import math
 

@@ -1,7 +1,4 @@
-"""Trainable parameters in the slots of every env, and what an image costs in training.
-
-Given the slots and the counts of the host and of what can grow in it.
-"""
+"""Trainable parameters in the slots of every env, and what an image costs in training."""
 
 import torch
 from torch import Tensor

@@ -193,10 +193,7 @@ class Workload:
         return self.passes(make(), precision, BATCHES)[0]
 
     def run(self, make: Maker, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
-        """Results of the last training and validation pass; seconds of an env-step, and bytes.
-
-        What a pass costs besides its batches is counted once.
-        """
+        """Results of the last training and validation pass; seconds of an env-step, and bytes."""
         sizes = self.trial.sizes
         on_gpu = self.device.type == "cuda"
         if on_gpu:

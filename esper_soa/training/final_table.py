@@ -1,7 +1,4 @@
-"""The end of a run: the table of grown hosts and control, and summary.json.
-
-Given a Summary of plain numbers by the trainer. Needs no torch.
-"""
+"""The end of a run: the table of grown hosts and control, and summary.json. Needs no torch."""
 
 import io
 import json

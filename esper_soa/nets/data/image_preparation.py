@@ -1,7 +1,4 @@
-"""Own images: from arrays or an .npz to the bytes, labels and normalisation that hosts train on.
-
-All inputs are checked; notes list the changes.
-"""
+"""Own images: from arrays or an .npz, checked, to the bytes, labels and normalisation of hosts."""
 
 import hashlib
 import math
