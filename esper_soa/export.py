@@ -74,15 +74,13 @@ def write_network(run: str, settings: dict[str, str]) -> None:
         net = load(place, env if isinstance(env, int) else None)
     else:
         net = open_run(place).export(env)
+    reason = "holds a policy, which other programs cannot play: esper_soa.load reads it"
     if not isinstance(net, GrownNetwork):
-        reason = "holds a policy, which other programs cannot play: esper_soa.load reads it"
         raise UserError(f"{place}: {reason}")
     folder.mkdir(parents=True, exist_ok=True)
-    name = "best" if env == "best" else f"host_{env}"
-    if place.is_file() and env == "best":
-        name = place.stem
+    best = place.stem if place.is_file() else "best"
     for ending, write in (FORMATS[one] for one in formats):
-        path = Path(folder, name + ending)
+        path = Path(folder, (best if env == "best" else f"host_{env}") + ending)
         write(net, path)
         print(path)
 

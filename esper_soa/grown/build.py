@@ -124,9 +124,8 @@ def _plain(layers: Sequence[LayerSpec]) -> list[dict]:
 
 def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> GrownHost:
     """The one host in `rows`; net: one without numbers that is built like it."""
-    places = [part["name"] for part in spec["host"]]
-    modules = {place: net.get_submodule(place) for place in places}
-    host = [one for at in places for one in modules[at].named_parameters(prefix=at)]
+    modules = {part["name"]: net.get_submodule(part["name"]) for part in spec["host"]}
+    host = [one for at, module in modules.items() for one in module.named_parameters(prefix=at)]
     tensors = _named(host, shape.parameters, rows["host", "params"])
     numbers = {slot.name: number for number, slot in enumerate(shape.slots)}
     blueprints = {one.name: one for one in shape.blueprints}
@@ -138,12 +137,11 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
         named = net.get_submodule(at).named_parameters(prefix=at)
         tensors |= _named(named, seed_table(blueprints[seed["blueprint"]], channels), own)
         if seed["gate"]:
-            gates = own[:, row_layout(shape, number).seed :]
             at = f"{seed['slot']}.blend.gate"
             named = net.get_submodule(at).named_parameters(prefix=at)
-            tensors |= _named(named, gate_table(channels), gates)
+            tensors |= _named(named, gate_table(channels), own[:, row_layout(shape, number).seed :])
     spec["parameters"] = sum(one.numel() for one in tensors.values())
-    buffers = [one for at in places for one in modules[at].named_buffers(prefix=at)]
+    buffers = [one for at, module in modules.items() for one in module.named_buffers(prefix=at)]
     held = list[tuple[str, Tensor]]()  # the buffers that rows of statistics hold
     for part in plain_parts(shape):
         own_buffers = modules[part.name].named_buffers(prefix=part.name)
