@@ -151,10 +151,7 @@ def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: 
 
 
 def imitation_loss(
-    parts: Sequence[Part],
-    config: PPOConfig,
-    weights: Coefficients,
-    reduction: Reduction = ALL_ENVS,
+    parts: Sequence[Part], config: PPOConfig, weights: Coefficients, reduction: Reduction = ALL_ENVS
 ) -> tuple[Tensor, Metrics]:
     """The loss of a gradient step towards a teacher, whose choices are the rows' action; its parts.
 

@@ -52,10 +52,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def train_in_session(
-    session: Session,
-    cfg: TrainConfig,
-    checkpoint: Path | None,
-    callbacks: Sequence[Callback] = (),
+    session: Session, cfg: TrainConfig, checkpoint: Path | None, callbacks: Sequence[Callback] = ()
 ) -> float:
     """Run the whole job on as many ranks as the settings say; returns the final accuracy (percent).
 

@@ -290,10 +290,7 @@ def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def episode_records(
-    episodes: Outcomes,
-    totals: Mapping[str, Tensor],
-    modes: Sequence[str],
-    settings: EnvSettings,
+    episodes: Outcomes, totals: Mapping[str, Tensor], modes: Sequence[str], settings: EnvSettings
 ) -> list[dict[str, Json]]:
     """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split; settings:
     what envs have of their own.

@@ -117,11 +117,7 @@ class NetworkFiles:
                     save(net, path)
 
     def local_hosts(
-        self,
-        states: HostStates,
-        number: int,
-        envs: Sequence[int],
-        chosen_by: str | None = None,
+        self, states: HostStates, number: int, envs: Sequence[int], chosen_by: str | None = None
     ) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
