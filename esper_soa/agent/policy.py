@@ -210,11 +210,11 @@ class RecurrentPolicy(nn.Module):
 
     def update_observations_(
         self,
-        rollouts: Sequence[tuple[Tensor, Tensor]],
+        rows: Sequence[tuple[Tensor, Tensor]],
         momentum: float,
         reduction: Reduction = ALL_ENVS,
     ) -> None:
-        """Move the statistics with rollouts: raw features [T, n, 23 + 31 S], valid [T, n].
+        """Move the statistics by rows of rollouts: raw features [T, n, 23 + 31 S], valid [T, n].
 
         A slot's feature has one mean and variance for all slots. Rows are counted once, however
         many slots they have. Rows of all envs count.
@@ -222,7 +222,7 @@ class RecurrentPolicy(nn.Module):
         env_moments, slot_moments = self._part_moments()
         env_rows = []
         slot_rows = []
-        for features, valid in rollouts:
+        for features, valid in rows:
             env, slots = self._split(features)
             each = valid.unsqueeze(-1).expand(slots.shape[:-1])
             env_rows.append((env, valid))

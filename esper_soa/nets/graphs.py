@@ -137,15 +137,9 @@ class StepCache(Generic[Step]):
     memory may be short, or the work one that no graph takes. Else what a capture raises is raised.
     """
 
-    def __init__(
-        self,
-        capture: bool,
-        capacity: int = CAPACITY,
-        device: torch.device = CURRENT,
-        part: str = "",
-    ) -> None:
+    def __init__(self, capture: bool, device: torch.device = CURRENT, part: str = "") -> None:
         self.capture = capture
-        self.capacity = capacity
+        self.capacity = CAPACITY
         self.part = part
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
         self._cached: OrderedDict[Hashable, _CachedStep[Step]] = OrderedDict()
@@ -196,25 +190,22 @@ class StepCache(Generic[Step]):
 
 
 def captured_call(
-    steps: StepCache[CapturedCall],
-    name: Hashable,
-    function: Callable[..., Result],
-    *arguments: object,
+    steps: StepCache[CapturedCall], name: Hashable, function: Callable[..., Result], *inputs: object
 ) -> Result:
-    """function(*arguments) as a kept step; what it gives is a copy.
+    """function(*inputs) as a kept step; what it gives is a copy.
 
-    Arguments and results are nested tensors, records of tensors included. Whatever else decides the
-    function's work, beside the shapes of its arguments, has to be in `name`; tensors that it
+    Inputs and results are nested tensors, records of tensors included. Whatever else decides the
+    function's work, beside the shapes of its inputs, has to be in `name`; tensors that it
     changes keep their addresses.
     """
-    leaves, spec = tree_flatten(arguments)
+    leaves, spec = tree_flatten(inputs)
     key = (name, *(None if leaf is None else leaf.shape for leaf in leaves))
-    if not steps.is_cached(key):  # the arguments of a step that is kept are its own
+    if not steps.is_cached(key):  # the inputs of a step that is kept are its own
         leaves = [None if leaf is None else leaf.clone() for leaf in leaves]
     done = steps.run_(key, CapturedCall(function, leaves, spec), [0])
-    flat_arguments, result = tree_flatten(done.result)
-    copies = [torch.empty_like(one) for one in flat_arguments]
-    copy_all_(copies, flat_arguments)
+    flat, result = tree_flatten(done.result)
+    copies = [torch.empty_like(one) for one in flat]
+    copy_all_(copies, flat)
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 
 

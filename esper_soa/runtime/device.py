@@ -93,12 +93,7 @@ def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> L
 
 
 def choose_env_chunk(
-    setting: int,
-    envs: int,
-    batch_size: int,
-    device: torch.device,
-    cores: int = 0,
-    elements: int = 1,
+    setting: int, envs: int, batch: int, device: torch.device, cores: int = 0, elements: int = 1
 ) -> int:
     """Envs that are trained together: the setting, or for 0 what suits the device; at most all.
 
@@ -110,15 +105,15 @@ def choose_env_chunk(
     if device.type != "cpu":
         most = INDEXED // elements
         words = f"A tensor of {device.type} has at most {INDEXED} elements."
-        largest = f"at most {batch_size * INDEXED // elements} with these hosts"
-        check(most > 0, "batch_size", batch_size, largest, words)
+        largest = f"at most {batch * INDEXED // elements} with these hosts"
+        check(most > 0, "batch_size", batch, largest, words)
         fits = min(setting, envs) <= most
         check(fits, "compute.env_chunk", setting, f"at most {most} here", words)
         return min(setting or envs, envs, most)
     if setting > 0:
         return min(setting, envs)
     cores = cores or usable_cores()
-    most = max(1, CPU_CHUNK_IMAGES // batch_size)
+    most = max(1, CPU_CHUNK_IMAGES // batch)
     shares = -(-envs // (most * cores)) * cores
     return -(-envs // min(shares, envs))
 

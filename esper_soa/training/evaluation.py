@@ -168,18 +168,14 @@ def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> dict[str, list
 
 
 def evaluate_task(
-    session: Session,
-    cfg: EvaluateConfig,
-    run: TrainConfig,
-    checkpoint: Path,
-    checkpoint_run: SavedRun,
+    session: Session, cfg: EvaluateConfig, run: TrainConfig, checkpoint: Path, saved: SavedRun
 ) -> list[Verdict]:
     """`evaluate_in_session` of one task, whose settings are those of `run`."""
     device = resolve_device(cfg.device)
     with memory_errors(UserError):
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
-    data = announce(session, checkpoint_run.task(run.task.name), world)
-    agents = {name: build_agent(name, run, world, checkpoint_run) for name in cfg.policies}
+    data = announce(session, saved.task(run.task.name), world)
+    agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
     with session.progress(total, run.telemetry) as progress, memory_errors(RunMemoryError):
         played = agents.items()
@@ -187,7 +183,7 @@ def evaluate_task(
     verdicts = judge(scores, cfg)
     facts = {
         "checkpoint": str(checkpoint),
-        "rounds_done": checkpoint_run.rounds_done,
+        "rounds_done": saved.rounds_done,
         "seed": cfg.seed,
         "envs": run.envs,
         "episodes": cfg.episodes,

@@ -120,11 +120,7 @@ def task_content(progress: RunTotals, data: BatchSource) -> dict:
 
 
 def run_content(
-    tasks: dict[str, dict],
-    cfg: TrainConfig,
-    watch: dict,
-    best_accuracy: float,
-    learner: dict | None,
+    tasks: dict[str, dict], cfg: TrainConfig, watch: dict, best: float, learner: dict | None
 ) -> dict:
     """What `read_run` reads back; tasks: `task_content` of each; tensors are held, not copied."""
     return {
@@ -132,7 +128,7 @@ def run_content(
         "settings": asdict(cfg),
         "versions": package_versions(),
         "watch": watch,
-        "best_accuracy": best_accuracy,
+        "best_accuracy": best,
         "learner": learner,
     }
 

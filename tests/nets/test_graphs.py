@@ -85,7 +85,8 @@ def test_a_second_step_of_the_same_key_uses_the_buffers_of_the_first() -> None:
 
 
 def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
-    cache = StepCache[Growth](capture=False, capacity=2)
+    cache = StepCache[Growth](capture=False)
+    cache.capacity = 2
     kept = cache.run_("a", Growth(0.0, 1.0), [1])
     cache.run_("b", Growth(0.0, 1.0), [1])
     assert cache.run_("a", Growth(0.0, 1.0), [1]) is kept

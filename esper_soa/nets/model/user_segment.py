@@ -71,12 +71,7 @@ class UserSegment:
         return run.fill(self.slot, out)
 
     def _call(
-        self,
-        run: Forward,
-        parameters: list[Tensor],
-        buffers: list[Tensor],
-        x: Tensor,
-        training: bool,
+        self, run: Forward, weights: list[Tensor], buffers: list[Tensor], x: Tensor, training: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Output of the module for n networks, and its buffers behind the call."""
         host = self.host
@@ -85,11 +80,11 @@ class UserSegment:
         rows = zip(buffers, self.dtypes, strict=True)
         own_buffers = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
         # Autocast does not reach into vmap: modules compute in the format of their weights.
-        tensors = (*parameters, *own_buffers)
+        tensors = (*weights, *own_buffers)
         weight_dtypes = [one.dtype for one in tensors if one.is_floating_point()]
         features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, run.num_nets, *features.shape[2:]).transpose(0, 1)
-        return user_module.call_networks(module[self.number], parameters, own_buffers, features)
+        return user_module.call_networks(module[self.number], weights, own_buffers, features)
 
     def plain_parts(self) -> list[PlainPart]:
         """The module by the name of what makes the host."""

@@ -38,18 +38,14 @@ def row_layout(shape: HostShape, slot: int) -> RowLayout:
 
 
 def allocate(
-    shape: HostShape,
-    num_envs: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    optimizer: str = "sgd",
+    shape: HostShape, envs: int, device: torch.device, dtype: torch.dtype, optimizer: str = "sgd"
 ) -> TensorDict:
     """Weights of N envs: host and seeds, each parameters and momentum, which is all that the
     optimizer keeps (sgd.state_width); of hosts running statistics too.
     """
 
     def rows(width: int) -> Tensor:
-        return torch.zeros(num_envs, width, device=device, dtype=dtype)
+        return torch.zeros(envs, width, device=device, dtype=dtype)
 
     def learning(width: int) -> dict[str, Tensor]:
         return {"params": rows(width), "momentum": rows(state_width(optimizer, width))}
@@ -58,7 +54,7 @@ def allocate(
     seeds = {spec.name: learning(one) for spec, one in zip(shape.slots, widths, strict=True)}
     host = learning(shape.parameters.total)
     host["statistics"] = rows(shape.statistics.total)
-    return TensorDict({"host": host, "seeds": seeds}, batch_size=[num_envs])
+    return TensorDict({"host": host, "seeds": seeds}, batch_size=[envs])
 
 
 def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> None:
