@@ -49,17 +49,6 @@ def settings_of(pairs: list[str]) -> dict[str, str]:
     return SETTINGS | {name: value for name, _, value in named}
 
 
-def import_parts(modules: list[str]) -> None:
-    """Import modules of users' parts; raises UserError for one that cannot be imported."""
-    for module in modules:
-        try:
-            import_module(module)
-        except ImportError as error:
-            allowed = f"a module that can be imported ({one_line(error)})"
-            remedy = "PYTHONPATH=<folder> says where it lies."
-            raise SettingError("import", module, allowed, remedy) from error
-
-
 def write_network(run: str, settings: dict[str, str]) -> None:
     """Write the network of `run` in all the formats, and print the paths."""
     with import_guard():
@@ -71,7 +60,13 @@ def write_network(run: str, settings: dict[str, str]) -> None:
     for name in formats:
         known = f"one or more of {', '.join(FORMATS)}, with commas between"
         check(name in FORMATS, "format", name, known)
-    import_parts(list(filter(None, settings["import"].split(","))))
+    for module in filter(None, settings["import"].split(",")):
+        try:
+            import_module(module)
+        except ImportError as error:
+            allowed = f"a module that can be imported ({one_line(error)})"
+            remedy = "PYTHONPATH=<folder> says where it lies."
+            raise SettingError("import", module, allowed, remedy) from error
     env: int | str = int(settings["env"]) if settings["env"].isdecimal() else settings["env"]
     place = user_path("RUN", run)
     folder = user_path("to", settings["to"])
@@ -79,15 +74,13 @@ def write_network(run: str, settings: dict[str, str]) -> None:
         net = load(place, env if isinstance(env, int) else None)
     else:
         net = open_run(place).export(env)
+    reason = "holds a policy, which other programs cannot play: esper_soa.load reads it"
     if not isinstance(net, GrownNetwork):
-        reason = "holds a policy, which other programs cannot play: esper_soa.load reads it"
         raise UserError(f"{place}: {reason}")
     folder.mkdir(parents=True, exist_ok=True)
-    name = "best" if env == "best" else f"host_{env}"
-    if place.is_file() and env == "best":
-        name = place.stem
+    best = place.stem if place.is_file() else "best"
     for ending, write in (FORMATS[one] for one in formats):
-        path = Path(folder, name + ending)
+        path = Path(folder, (best if env == "best" else f"host_{env}") + ending)
         write(net, path)
         print(path)
 

@@ -30,9 +30,8 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError, check
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import POLICIES, TrainConfig
-from esper_soa.env.actions import ActionLike, check_action, choice_names, read_action
+from esper_soa.env import actions
 from esper_soa.env.env import Env
-from esper_soa.env.joint import JointActions
 from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import HostStates, host_states
 from esper_soa.nets.data.batches import BatchSource
@@ -132,9 +131,11 @@ class Simulator:
         self._images = self.world.data
         self.env = Env(self.world)
         legal = self.world.rules.blueprints
-        self.joint = JointActions(len(self.slots), legal)
+        self.joint = actions.JointActions(len(self.slots), legal)
         blueprints = names_by_code(self.world.rules.nets.shape.blueprints)
-        self.names = choice_names(self.slots, blueprints, legal)  # that actions may use, by head
+        self.names = actions.choice_names(
+            self.slots, blueprints, legal
+        )  # that actions may use, by head
         self._observed: EnvView | None = None  # what the next action answers; None: reset is due
         self._hosts: HostStates | None = None  # the hosts as they were last measured
 
@@ -170,7 +171,7 @@ class Simulator:
         self._next_round += 1
         return observed.view.observation, self._info(observed.view, observed.restarted)
 
-    def step(self, action: ActionLike) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+    def step(self, action: actions.ActionLike) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Carry out an action [N] and play on to the next decision.
 
         action: choices by head, each a name, a number or a sequence of N of them, as in
@@ -189,8 +190,8 @@ class Simulator:
         if self._observed is None:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
         observed = self._observed
-        choices = read_action(action, self.num_envs, self.joint, self.names)
-        legal, illegal = check_action(choices, observed.view.masks, self.strict)
+        choices = actions.read_action(action, self.num_envs, self.joint, self.names)
+        legal, illegal = actions.check_action(choices, observed.view.masks, self.strict)
         result, after = self._play(observed, legal)
         panic = observed.view.state.guard.panic
         view = self.env.current_view() if after is None else after.view
@@ -211,17 +212,9 @@ class Simulator:
                 decision, memory = agent.act(observed.view, memory)
             result, after = self._play(observed, decision.action)
             before = observed.view
-            yield Step(
-                number,
-                before.observation,
-                before.masks,
-                decision.action,
-                result.terms.total,
-                before.state.signals.val_accuracy,
-                before.state.guard.panic,
-                after is None,
-                result.state,
-            )
+            seen = number, before.observation, before.masks, decision.action, result.terms.total
+            measured = before.state.signals.val_accuracy, before.state.guard.panic
+            yield Step(*seen, *measured, after is None, result.state)
             observed = after
 
     def export(self, env: int) -> "GrownNetwork":
@@ -232,9 +225,8 @@ class Simulator:
         """
         self._check_env(env)
         if self._hosts is None:
-            raise RuntimeError(
-                "nothing has been measured since the last reset: call reset, or play an episode"
-            )
+            problem = "nothing has been measured since the last reset"
+            raise RuntimeError(f"{problem}: call reset, or play an episode")
         number = self.world.round + 1
         networks = import_module(NETWORKS)
         (host,) = networks.export_hosts(self.world, self.settings, self._hosts, number, [env])
@@ -261,18 +253,14 @@ class Simulator:
         self._check_env(env)
         slots = self.state.slots[env]
         names = names_by_code(self.world.rules.nets.shape.blueprints)
-        return [
-            Seed(
-                name,
-                STAGE_NAMES[int(slots.stage[at])],
-                names[int(slots.blueprint[at])],
-                float(slots.alpha[at]),
-                int(slots.seed_age[at]),
-                float(slots.contribution[at]) if slots.contribution_known[at] else None,
-            )
-            for at, name in enumerate(self.slots)
-            if slots.live[at]
-        ]
+        found = []
+        for at, name in enumerate(self.slots):
+            if slots.live[at]:
+                kind = STAGE_NAMES[int(slots.stage[at])], names[int(slots.blueprint[at])]
+                own = float(slots.contribution[at]) if slots.contribution_known[at] else None
+                age = int(slots.seed_age[at])
+                found.append(Seed(name, *kind, float(slots.alpha[at]), age, own))
+        return found
 
     def _info(self, view: View, restarted: Tensor) -> Info:
         legal = torch.zeros_like(restarted)

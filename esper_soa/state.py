@@ -13,18 +13,7 @@ import torch
 from tensordict import TensorClass, TensorDict
 from torch import Tensor
 
-from esper_soa.vocabulary import (
-    LIVE_STAGES,
-    RAMP_STEEPNESS,
-    RUNNING_STAGES,
-    AlphaMode,
-    Blend,
-    Blueprint,
-    Curve,
-    Op,
-    Stage,
-    Style,
-)
+from esper_soa import vocabulary
 
 STATE_FLOAT = torch.float64
 Record = TypeVar("Record", bound=TensorClass)
@@ -43,19 +32,16 @@ def initial(
     kind: type[Record], shape: tuple[int, ...], device: torch.device | str, **values: Tensor
 ) -> Record:
     """A record of this shape as it begins, but for `values`: fields of shapes of their own."""
-    fields = {
-        name: torch.full(shape, value, dtype=DTYPES[type(value)], device=device)
-        for name, value in initial_values(kind).items()
-    }
+    fields = {}
+    for name, value in initial_values(kind).items():
+        fields[name] = torch.full(shape, value, dtype=DTYPES[type(value)], device=device)
     return kind.from_tensordict(TensorDict(fields | values, batch_size=shape))
 
 
 def unchecked(
     kind: type[Record], fields: dict[str, Tensor | TensorClass], size: torch.Size
 ) -> Record:
-    """A record of these fields, all there and of this batch size, at a fifth of the cost of its
-    public constructors, which look.
-    """
+    """A record of fields of this batch size, at a fifth of the cost of constructors, which look."""
     return kind._new_unsafe(fields, batch_size=size)  # type: ignore[attr-defined,no-any-return]
 
 
@@ -79,9 +65,9 @@ def known_false(where: Tensor) -> bool:
     """Whether `where` (bool) is known to be False throughout: on a CPU alone, where looking costs
     nothing, and not in code that is compiled, which is the same for all.
     """
-    return (
-        where.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(where.any())
-    )
+    if where.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not bool(where.any())
 
 
 def select(where: Tensor, one: Record, other: Record) -> Record:
@@ -99,11 +85,9 @@ def select(where: Tensor, one: Record, other: Record) -> Record:
 
 def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
     """Whether tensors are equal to the bit, in dtype and shape too; so NaN may equal NaN."""
-    pairs = zip(mine, theirs, strict=True)
-    return all(
-        one.dtype == other.dtype and torch.equal(_as_integers(one), _as_integers(other))
-        for one, other in pairs
-    )
+    pairs = [*zip(mine, theirs, strict=True)]
+    same = all(one.dtype == other.dtype for one, other in pairs)
+    return same and all(torch.equal(_as_integers(one), _as_integers(other)) for one, other in pairs)
 
 
 def _as_integers(tensor: Tensor) -> Tensor:
@@ -114,14 +98,14 @@ def _as_integers(tensor: Tensor) -> Tensor:
 class Slots(TensorClass["tensor_only", "frozen"]):
     """Seed slots [N, S]: what is in them, how old it is, what it earned."""
 
-    stage: Annotated[Tensor, Stage.EMPTY]
+    stage: Annotated[Tensor, vocabulary.Stage.EMPTY]
     stage_age: Annotated[Tensor, 0]  # env-steps recorded in this stage
     seed_age: Annotated[Tensor, 0]  # env-steps recorded since germination
-    previous_stage: Annotated[Tensor, Stage.UNKNOWN]
+    previous_stage: Annotated[Tensor, vocabulary.Stage.UNKNOWN]
     previous_stage_age: Annotated[Tensor, 0]
-    blueprint: Annotated[Tensor, Blueprint.NONE]  # Blueprint, -1 when empty
-    blend: Annotated[Tensor, Blend.ADD]
-    style: Annotated[Tensor, Style.SIGMOID_ADD]  # Style chosen at germination
+    blueprint: Annotated[Tensor, vocabulary.Blueprint.NONE]  # Blueprint, -1 when empty
+    blend: Annotated[Tensor, vocabulary.Blend.ADD]
+    style: Annotated[Tensor, vocabulary.Style.SIGMOID_ADD]  # Style chosen at germination
     tempo: Annotated[Tensor, 5]  # env-steps of the first ramp
     alpha_goal: Annotated[Tensor, 1.0]  # target of the first ramp, (0, 1]
     alpha: Annotated[Tensor, 0.0]  # [0, 1], what the forward pass uses
@@ -159,17 +143,17 @@ class Slots(TensorClass["tensor_only", "frozen"]):
     @property
     def empty(self) -> Tensor:  # type: ignore[override]
         """bool [N, S]: a seed can be germinated here."""
-        return self.stage == Stage.EMPTY
+        return self.stage == vocabulary.Stage.EMPTY
 
     @property
     def live(self) -> Tensor:
         """bool [N, S]: a seed module is present (GERMINATED to FOSSILIZED)."""
-        return stage_in(self.stage, LIVE_STAGES)
+        return stage_in(self.stage, vocabulary.LIVE_STAGES)
 
     @property
     def running(self) -> Tensor:
         """bool [N, S]: the seed takes part in the forward pass (TRAINING to FOSSILIZED)."""
-        return stage_in(self.stage, RUNNING_STAGES)
+        return stage_in(self.stage, vocabulary.RUNNING_STAGES)
 
     @property
     def improvement(self) -> Tensor:
@@ -190,9 +174,9 @@ class Ramp(TensorClass["tensor_only", "frozen"]):
     target: Annotated[Tensor, 0.0]
     length: Annotated[Tensor, 0]  # ticks in total
     done: Annotated[Tensor, 0]  # ticks taken
-    curve: Annotated[Tensor, Curve.LINEAR]
-    steepness: Annotated[Tensor, RAMP_STEEPNESS]  # of the sigmoid, at least 0.1
-    mode: Annotated[Tensor, AlphaMode.HOLD]
+    curve: Annotated[Tensor, vocabulary.Curve.LINEAR]
+    steepness: Annotated[Tensor, vocabulary.RAMP_STEEPNESS]  # of the sigmoid, at least 0.1
+    mode: Annotated[Tensor, vocabulary.AlphaMode.HOLD]
 
 
 class Signals(TensorClass["tensor_only", "frozen"]):
@@ -210,7 +194,7 @@ class Signals(TensorClass["tensor_only", "frozen"]):
     plateau: Annotated[Tensor, 0]  # consecutive env-steps with a small gain
     stable_count: Annotated[Tensor, 0]
     stabilized: Annotated[Tensor, False]  # latched
-    last_op: Annotated[Tensor, Op.WAIT]
+    last_op: Annotated[Tensor, vocabulary.Op.WAIT]
     last_success: Annotated[Tensor, True]
 
 

@@ -138,30 +138,19 @@ class Head(NamedTuple):
     fixed: bool = False
 
 
+AIMING = (Op.GERMINATE, Op.SET_ALPHA_TARGET)
+MOVING = (Op.SET_ALPHA_TARGET, Op.PRUNE)
 # The one table of action heads, in the order of actions, masks and log-probabilities: a new head
 # goes to the end, so that no column moves. Where the slot does not matter it is the first legal
 # one; the op always matters.
 HEADS = (
     Head("slot", 0, (Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)),
     Head("blueprint", Blueprint.NOOP, (Op.GERMINATE,)),
-    Head("style", Style.SIGMOID_ADD, (Op.GERMINATE, Op.SET_ALPHA_TARGET), STYLE_NAMES, fixed=True),
+    Head("style", Style.SIGMOID_ADD, AIMING, STYLE_NAMES, fixed=True),
     Head("tempo", 1, (Op.GERMINATE,), ("fast", "standard", "slow"), TEMPO_STEPS),
-    Head(
-        "alpha_target",
-        2,
-        (Op.GERMINATE, Op.SET_ALPHA_TARGET),
-        ("half", "seventy", "full"),
-        ALPHA_TARGETS,
-        fixed=True,
-    ),
-    Head(
-        "alpha_speed",
-        0,
-        (Op.SET_ALPHA_TARGET, Op.PRUNE),
-        ("instant", "fast", "medium", "slow"),
-        SPEED_STEPS,
-    ),
-    Head("alpha_curve", 0, (Op.SET_ALPHA_TARGET, Op.PRUNE), CURVE_NAMES),
+    Head("alpha_target", 2, AIMING, ("half", "seventy", "full"), ALPHA_TARGETS, fixed=True),
+    Head("alpha_speed", 0, MOVING, ("instant", "fast", "medium", "slow"), SPEED_STEPS),
+    Head("alpha_curve", 0, MOVING, CURVE_NAMES),
     Head("op", Op.WAIT, tuple(range(len(OP_NAMES))), OP_NAMES),
 )
 DETAIL_HEADS = tuple(head for head in HEADS if head.name not in ("slot", "op"))

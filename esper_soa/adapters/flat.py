@@ -15,7 +15,7 @@ from esper_soa.config.errors import check
 from esper_soa.env.observation import feature_names
 from esper_soa.simulator import Info, Simulator, Value, play_settings, with_policy
 from esper_soa.state import Masks, Observation
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, Blueprint, head_sizes
+from esper_soa.vocabulary import HEADS, Blueprint, head_sizes
 
 ACTIONS = ("joint", "heads")  # one number per env, or one choice per head
 
@@ -54,15 +54,12 @@ class FlatEnvs:
         """
         check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
         early = sim.settings.early_stop
-        check(
-            not early.enabled or sim.num_envs == 1,
-            "early_stop",
-            f"(patience={early.patience}, rollbacks={early.rollbacks})",
-            f"off in environments of other libraries with {sim.num_envs} envs",
-            "There an env that has ended begins anew at once and alone, and the hosts of a "
-            "simulator all begin "
-            "together. Take one env, or several of one in the library's own vector env.",
-        )
+        given = f"(patience={early.patience}, rollbacks={early.rollbacks})"
+        allowed = f"off in environments of other libraries with {sim.num_envs} envs"
+        reason = "There an env that has ended begins anew at once and alone, and the hosts of a"
+        reason += " simulator all begin together. Take one env, or several of one in the"
+        reason += " library's own vector env."
+        check(not early.enabled or sim.num_envs == 1, "early_stop", given, allowed, reason)
         self.sim = sim
         self.joint = actions == "joint"
         self.codes = sim.world.rules.blueprints.nonzero().flatten()
@@ -102,22 +99,16 @@ class FlatEnvs:
         return Turn(observation_row, last, reward, terminated, truncated & ~terminated, info, over)
 
     def _show(self, observation: Observation, masks: Masks) -> FlatObservation:
+        numbers = observation.features
         present = observation.blueprints[:, :, None] == self.codes
-        features = torch.cat(
-            (observation.features, present.flatten(1).to(observation.features.dtype)), 1
-        )
-        return FlatObservation(
-            features, self.sim.joint.mask(masks) if self.joint else _head_masks(masks)
-        )
-
-
-def _head_masks(masks: Masks) -> Tensor:
-    """bool [N, sum of head sizes]: every head's choices; heads no legal op reads: placeholders."""
-    # NOOP stands for no blueprint, which agents that mask need where nothing is legal
-    noop = torch.arange(masks.blueprint.shape[1], device=masks.blueprint.device) == Blueprint.NOOP
-    parts = [masks.get(head.name) for head in HEADS]
-    parts[HEAD_NAMES.index("blueprint")] = masks.blueprint | noop
-    return torch.cat(parts, 1)
+        features = torch.cat((numbers, present.flatten(1).to(numbers.dtype)), 1)
+        if self.joint:
+            return FlatObservation(features, self.sim.joint.mask(masks))
+        # NOOP stands for no blueprint, which agents that mask need where nothing is legal
+        own = masks.blueprint
+        noop = torch.arange(own.shape[1], device=own.device) == Blueprint.NOOP
+        parts = {head.name: masks.get(head.name) for head in HEADS} | {"blueprint": own | noop}
+        return FlatObservation(features, torch.cat(list(parts.values()), 1))
 
 
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:

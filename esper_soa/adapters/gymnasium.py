@@ -21,12 +21,11 @@ try:
     from gymnasium.vector import AutoresetMode, VectorEnv
     from gymnasium.vector.utils import batch_space
 except ImportError as error:
-    raise ImportError(
-        "esper_soa.adapters.gymnasium needs gymnasium: pip install 'esper-soa[envs]'"
-    ) from error
+    raise ImportError(f"{__name__} needs gymnasium: pip install 'esper-soa[envs]'") from error
 
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, object]
+Shown = tuple[Arrays, Facts]
 
 
 def observation_space(envs: FlatEnvs) -> spaces.Dict:
@@ -76,9 +75,7 @@ class GrowthVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
-    def reset(
-        self, *, seed: int | None = None, options: Facts | None = None
-    ) -> tuple[Arrays, Facts]:
+    def reset(self, *, seed: int | None = None, options: Facts | None = None) -> Shown:
         """Begin the next round, or round 0 of `seed`; options are not used."""
         super().reset(seed=seed, options=options)
         flat_observation, info = self.flat.reset(seed)
@@ -109,33 +106,22 @@ class GrowthEnv(gymnasium.Env):
         self.action_space = action_space(self.flat)
         self.continues: Turn | None = None  # after a rollback: what comes next
 
-    def reset(
-        self, *, seed: int | None = None, options: Facts | None = None
-    ) -> tuple[Arrays, Facts]:
+    def reset(self, *, seed: int | None = None, options: Facts | None = None) -> Shown:
         """Begin the next round, round 0 of `seed`, or go on after a rollback; no options."""
         super().reset(seed=seed, options=options)
-        turn = self.continues
+        turn = self.continues if seed is None else None
         self.continues = None
-        flat_observation, info = (
-            (turn.shown, turn.info) if turn is not None and seed is None else self.flat.reset(seed)
-        )
-        return _only(arrays(flat_observation)), _only(facts(info))
+        shown, info = self.flat.reset(seed) if turn is None else (turn.shown, turn.info)
+        return _only(arrays(shown)), _only(facts(info))
 
     def step(self, action: int | np.ndarray) -> tuple[Arrays, float, bool, bool, Facts]:
         """Carry out an action; an illegal one becomes WAIT, and info says so."""
-        turn = self.flat.step(
-            torch.as_tensor(np.asarray([action]), device=self.flat.sim.device), go_on=False
-        )
-        terminated = bool(turn.terminated[0])
-        truncated = bool(turn.truncated[0])
-        self.continues = turn if terminated and not turn.over else None
-        return (
-            _only(arrays(turn.last)),
-            float(turn.reward[0]),
-            terminated,
-            truncated,
-            _only(facts(turn.info)),
-        )
+        chosen = torch.as_tensor(np.asarray([action]), device=self.flat.sim.device)
+        turn = self.flat.step(chosen, go_on=False)
+        ended = bool(turn.terminated[0]), bool(turn.truncated[0])
+        self.continues = turn if ended[0] and not turn.over else None
+        last = _only(arrays(turn.last))
+        return last, float(turn.reward[0]), *ended, _only(facts(turn.info))
 
     def action_masks(self) -> np.ndarray:
         """bool [K]: what is legal now, as sb3-contrib asks for it. RuntimeError before `reset`."""

@@ -27,9 +27,8 @@ try:
     from stable_baselines3.common.vec_env import VecEnv
     from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 except ImportError as error:
-    raise ImportError(
-        "esper_soa.adapters.sb3 needs stable-baselines3: pip install 'esper-soa[envs]'"
-    ) from error
+    remedy = "pip install 'esper-soa[envs]'"
+    raise ImportError(f"{__name__} needs stable-baselines3: {remedy}") from error
 
 
 class GrowthVecEnv(VecEnv):
@@ -73,9 +72,8 @@ class GrowthVecEnv(VecEnv):
         infos = _split_by_env(facts(turn.info), self.num_envs)
         last = arrays(turn.last) if done.any() else {}
         for env in np.flatnonzero(done):
-            infos[env]["terminal_observation"] = {
-                name: values[env] for name, values in last.items()
-            }
+            shown = {name: values[env] for name, values in last.items()}
+            infos[env]["terminal_observation"] = shown
             infos[env]["TimeLimit.truncated"] = bool(turn.truncated[env])
         return arrays(turn.shown), turn.reward.float().cpu().numpy(), done, infos
 
@@ -97,9 +95,8 @@ class GrowthVecEnv(VecEnv):
     ) -> list[np.ndarray]:
         """`action_masks` of the envs; there is no other method of a single env."""
         if method_name != "action_masks":
-            raise AttributeError(
-                f"the envs of one simulator have no method {method_name}; there is action_masks"
-            )
+            problem = f"the envs of one simulator have no method {method_name}"
+            raise AttributeError(f"{problem}; there is action_masks")
         masks = self.action_masks()
         return [masks[env] for env in self._get_indices(indices)]
 

@@ -17,9 +17,7 @@ try:
     from torchrl.data import Binary, Categorical, Composite, Unbounded
     from torchrl.envs import EnvBase
 except ImportError as error:
-    raise ImportError(
-        "esper_soa.adapters.torchrl needs torchrl: pip install 'esper-soa[envs]'"
-    ) from error
+    raise ImportError(f"{__name__} needs torchrl: pip install 'esper-soa[envs]'") from error
 
 
 class TorchRLGrowthEnv(EnvBase):
@@ -63,17 +61,13 @@ class TorchRLGrowthEnv(EnvBase):
         Raises RuntimeError for others in mid-episode unless all are asked: they share env-steps.
         """
         all_envs = torch.ones_like(self._rolled_back)
-        requested = (
-            all_envs
-            if tensordict is None
-            else tensordict.get("_reset", all_envs).reshape(self.batch_size)
-        )
+        requested = all_envs if tensordict is None else tensordict.get("_reset", all_envs)
+        requested = requested.reshape(self.batch_size)
         continues = not self._over and bool((self._rolled_back | ~requested).all())
         if not continues:
             if not bool(requested.all()):
-                raise RuntimeError(
-                    "these envs have not ended, or all of them have: reset them all together"
-                )
+                problem = "these envs have not ended, or all of them have"
+                raise RuntimeError(f"{problem}: reset them all together")
             self._info = self.flat.reset(self._next_seed)[1]
             self._next_seed = None
             self._over = False

@@ -29,13 +29,10 @@ class Controller(nn.Module):
         """Fresh weights; LookupError, TypeError or SettingError for what describes no policy."""
         super().__init__()
         self.spec = spec
-        ppo = PPOConfig(
-            probability_floor=dict(spec["probability_floor"]),
-            observation_clip=spec["observation_clip"],
-        )
-        config = PolicyConfig(
-            network=NetworkConfig(**spec["network"]), deterministic=spec["deterministic"], ppo=ppo
-        )
+        floors = dict(spec["probability_floor"])
+        ppo = PPOConfig(probability_floor=floors, observation_clip=spec["observation_clip"])
+        network = NetworkConfig(**spec["network"])
+        config = PolicyConfig(network=network, deterministic=spec["deterministic"], ppo=ppo)
         config.observe = [name for name in spec["features"] if name in ENV_SETTINGS]
         slots = [SlotSpec(**slot) for slot in spec["slots"]]
         codes = spec["heads"]["blueprint"]
@@ -76,18 +73,16 @@ class Controller(nn.Module):
         fresh = self.policy.start(num_envs, features.device)
         memory = self.memory or fresh
         if memory[0].shape[0] != num_envs:
-            raise ValueError(
-                f"{num_envs} envs, where the memory is of {memory[0].shape[0]}: call reset() first"
-            )
+            remembered = f"the memory is of {memory[0].shape[0]}: call reset() first"
+            raise ValueError(f"{num_envs} envs, where {remembered}")
         if restarted is not None:
             memory = restart(memory, fresh, restarted)
         if noise is None:
             noise = torch.rand(num_envs, len(HEAD_NAMES), device=features.device)
         observation = Observation(features=features, blueprints=blueprints, batch_size=[num_envs])
         legal = Masks.from_dict(dict(masks), batch_size=[num_envs])
-        decision, self.memory, _ = self.policy.decide_with_probabilities(
-            observation, legal, noise, memory
-        )
+        decide = self.policy.decide_with_probabilities
+        decision, self.memory, _ = decide(observation, legal, noise, memory)
         return {name: decision.action.get(name) for name in HEAD_NAMES}
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
@@ -102,10 +97,7 @@ class Controller(nn.Module):
 def controller_spec(
     config: PolicyConfig, slots: Sequence[SlotSpec], blueprints: Sequence[str] = BLUEPRINT_NAMES
 ) -> dict:
-    """The description of the policy with these settings, for hosts with these slots.
-
-    blueprints: names by code, users' own among them.
-    """
+    """The policy with these settings, for hosts with these slots; blueprints: names by code."""
     names = tuple(slot.name for slot in slots)
     places = [slot._asdict() for slot in slots]
     for place in places:

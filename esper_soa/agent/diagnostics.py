@@ -25,9 +25,8 @@ SMALLEST = ("ratio_min", "lstm_rms_min")
 
 def by_head(prefix: str, values: Tensor) -> Metrics:
     """One diagnostic per head from values [8]."""
-    return {
-        f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)
-    }
+    pairs = zip(HEAD_NAMES, values.unbind(), strict=True)
+    return {f"{prefix}/{name}": value for name, value in pairs}
 
 
 def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
@@ -53,10 +52,8 @@ def memory_health(means: Means, memories: Sequence[tuple[Tensor, Tensor, Tensor]
     hidden = [torch.where(valid[..., None, None], one, 0.0) for one, _, valid in memories]
     cell = [one for _, one, _ in memories]
     hidden_rms = [*map(_rms, hidden)]
-    counted = [
-        torch.where(valid, -rms, -torch.inf)
-        for rms, (*_, valid) in zip(hidden_rms, memories, strict=True)
-    ]
+    both = zip(hidden_rms, memories, strict=True)
+    counted = [torch.where(valid, -rms, -torch.inf) for rms, (*_, valid) in both]
     return {
         "lstm_rms_max": largest_of([*hidden_rms, *map(_rms, cell)]),
         "lstm_rms_min": -largest_of(counted),
@@ -109,12 +106,11 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
     slope = torch.where(defined, covariance / value_var.clamp(min=SMALL**2), 0.0)
     deviations = (value_var * return_var).sqrt()
     both_defined = defined & (return_var.sqrt() > SMALL)
+    correlation = torch.where(both_defined, covariance / deviations.clamp(min=SMALL**2), 0.0)
     return {
         "calibration_slope": slope,
         "calibration_intercept": return_mean - slope * value_mean,
-        "value_correlation": torch.where(
-            both_defined, covariance / deviations.clamp(min=SMALL**2), 0.0
-        ).clamp(-1, 1),
+        "value_correlation": correlation.clamp(-1, 1),
         "value_mean": value_mean * unit,
         "return_mean": return_mean * unit,
         "return_std": return_var.sqrt() * unit,
@@ -125,9 +121,8 @@ def action_shares(rollout: GatheredRollout) -> Metrics:
     """Shares of forced and vetoed env-steps and of each op in the rollout."""
     valid = rollout.valid
     op = rollout.effective_op
-    shares = {
-        f"op_share/{name}": _mean((op == code).float(), valid) for code, name in enumerate(OP_NAMES)
-    }
+    ops = enumerate(OP_NAMES)
+    shares = {f"op_share/{name}": _mean((op == code).float(), valid) for code, name in ops}
     return {
         "valid_rows": valid.sum(),
         "forced_share": _mean(rollout.forced.float(), valid),
@@ -135,25 +130,13 @@ def action_shares(rollout: GatheredRollout) -> Metrics:
     } | shares
 
 
-def skipped_history(metrics: Metrics) -> Metrics:
-    """History entry of a pass that was skipped after the update had stopped; shaped like
-    `metrics`."""
-    zeros = torch.zeros_like(metrics["stopped"])
-    return metrics | {"go": zeros, "looked_at": zeros, "not_finite": zeros}
-
-
 def with_extremes(history: list[Metrics], reduction: Reduction) -> list[Metrics]:
     """Every pass with the extremes over all envs; all else is over all of them already."""
-    above, below = ([name for name in names if name in history[0]] for names in (LARGEST, SMALLEST))
-    columns = (
-        [torch.stack([one[name] for one in history]) for name in names] for names in (above, below)
-    )
+    both = [[name for name in names if name in history[0]] for names in (LARGEST, SMALLEST)]
+    columns = ([torch.stack([one[name] for one in history]) for name in names] for names in both)
     highest, lowest = reduction.extremes(*columns)
-    diagnostics = dict(zip([*above, *below], [*highest, *lowest], strict=True))
-    return [
-        one | {name: column[at] for name, column in diagnostics.items()}
-        for at, one in enumerate(history)
-    ]
+    found = dict(zip([*both[0], *both[1]], [*highest, *lowest], strict=True)).items()
+    return [one | {name: column[at] for name, column in found} for at, one in enumerate(history)]
 
 
 def read_diagnostics(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str, float]:
@@ -162,10 +145,8 @@ def read_diagnostics(history: list[Metrics], summary: Metrics, epochs: int) -> d
     `history` holds every pass of every one of `epochs`; those after the stop are left out. Means
     are over the gradient steps taken, NaN for none.
     """
-    table = torch.stack(
-        [torch.stack([value.double() for value in metrics.values()]) for metrics in history]
-    )
-    columns = dict(zip(history[0], table.unbind(1), strict=True))
+    rows = [torch.stack([value.double() for value in metrics.values()]) for metrics in history]
+    columns = dict(zip(history[0], torch.stack(rows).unbind(1), strict=True))
     stepped = columns.pop("go") > 0
     evaluated = columns.pop("looked_at") > 0
     non_finite = columns.pop("not_finite")
@@ -196,12 +177,11 @@ def _divergence(columns: Metrics, evaluated: Tensor, epochs: int) -> Metrics:
     """Distance from the policy that played, over passes [passes]; takes out `approx_kl`."""
     kl = columns.pop("approx_kl")
     passes = zip(kl.chunk(epochs), evaluated.chunk(epochs), strict=True)
+    first = ((columns[name][0] - 1).abs() for name in ("ratio_max", "ratio_min"))
     return {
         "approx_kl": _mean(kl, evaluated),
         "kl_last": kl.gather(0, evaluated.sum(0, keepdim=True) - 1).squeeze(0),
-        "ratio_error_first": torch.maximum(
-            (columns["ratio_max"][0] - 1).abs(), (columns["ratio_min"][0] - 1).abs()
-        ),
+        "ratio_error_first": torch.maximum(*first),
     } | {f"kl_epoch/{epoch}": _mean(*pair) for epoch, pair in enumerate(passes, start=1)}
 
 

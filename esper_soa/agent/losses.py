@@ -38,9 +38,7 @@ def global_means(parts: Sequence[Means], total: Total) -> Means:
     names = parts[0]
     columns = zip(*([one for name in names for one in part[name]] for part in parts), strict=True)
     sums = iter(total(*(reduce(torch.add, column) for column in columns)))
-    return {
-        name: Mean(summed, weight) for name, summed, weight in zip(names, sums, sums, strict=True)
-    }
+    return {name: Mean(*pair) for name, *pair in zip(names, sums, sums, strict=True)}
 
 
 def mean_where(x: Tensor, mask: Tensor) -> Mean:
@@ -83,12 +81,11 @@ def ratio_means(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float)
     ratios, beyond the clip.
     """
     clipped = (log_ratio.exp() - 1).abs() > clip
+    clipped_jointly = (joint_ratio(log_ratio) - 1).abs() > clip
     return {
         "kl": mean_where(torch.expm1(log_ratio) - log_ratio, relevant),
         "mattered": head_share(relevant, valid),
-        "clip_fraction": weighted_mean(
-            ((joint_ratio(log_ratio) - 1).abs() > clip).float(), valid.float()
-        ),
+        "clip_fraction": weighted_mean(clipped_jointly.float(), valid.float()),
         "head_clip_fraction": mean_where(clipped.float(), relevant),
     }
 
@@ -161,8 +158,3 @@ def penalty_schedule(progress: int, total: int) -> float:
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
     """L2 norm [] over several tensors."""
     return torch.stack([gradient.norm() for gradient in gradients]).norm()
-
-
-def scale_for_clip(norm: Tensor, limit: float) -> Tensor:
-    """Factor [] that brings a gradient of `norm` within `limit`; 1 for limit 0."""
-    return (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else torch.ones_like(norm)

@@ -66,20 +66,18 @@ class ResidualLSTM(nn.Module):
         """Multiplications of a layer over x [..., H], of input and memory."""
         return 8 * self.hidden * x.numel()
 
-    def _cell(
-        self, layer: nn.Module, x: Tensor, hidden: Tensor, cell: Tensor
-    ) -> tuple[Tensor, ...]:
+    def _cell(self, layer: nn.Module, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
         """Memory [N, H] of a layer after one env-step.
 
         Threads share whole envs: numbers behind the last whole vector are rounded otherwise.
         """
         if self.threads == 1 or self._work(x) < WORK or x.shape[0] % self.threads:
-            return layer(x, (hidden, cell))  # type: ignore[no-any-return]
+            return layer(x, (h, c))  # type: ignore[no-any-return]
 
         def step(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
             return torch.lstm_cell(x, [hidden, cell], *weights)
 
-        return on_threads(self.threads, step, x, hidden, cell, *lstm_parameters(layer))
+        return on_threads(self.threads, step, x, h, c, *lstm_parameters(layer))
 
     def _stretch(self, layer: nn.Module, x: Tensor, memory: list[Tensor]) -> tuple[Tensor, ...]:
         """Outputs [T', N, H] of a layer over env-steps without a restart, and the memory after."""
@@ -96,8 +94,7 @@ class ResidualLSTM(nn.Module):
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does, not in
-    TensorFloat-32.
+    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does.
 
     The backward pass must be inside the context, too.
     """

@@ -69,11 +69,8 @@ def merge(old: Moments, batch: Moments) -> Moments:
     delta = batch.mean - old.mean
     var = old.var * (1 - share) + batch.var * share + delta.square() * share * (1 - share)
     some = batch.seen > 0
-    return Moments(
-        torch.where(some, old.mean + delta * share, old.mean),
-        torch.where(some, var, old.var),
-        total,
-    )
+    mean = torch.where(some, old.mean + delta * share, old.mean)
+    return Moments(mean, torch.where(some, var, old.var), total)
 
 
 def merge_moving(old: Moments, batch: Moments, momentum: float) -> Moments:
@@ -82,11 +79,8 @@ def merge_moving(old: Moments, batch: Moments, momentum: float) -> Moments:
     delta = batch.mean - old.mean
     var = momentum * old.var + weight * batch.var + momentum * weight * delta.square()
     some = batch.seen > 0
-    return Moments(
-        torch.where(some, momentum * old.mean + weight * batch.mean, old.mean),
-        torch.where(some, var, old.var),
-        old.seen + batch.seen,
-    )
+    mean = torch.where(some, momentum * old.mean + weight * batch.mean, old.mean)
+    return Moments(mean, torch.where(some, var, old.var), old.seen + batch.seen)
 
 
 def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Tensor:
@@ -101,12 +95,9 @@ def update_observation(
     reduction: Reduction = ALL_ENVS,
 ) -> Moments:
     """Moments after rollouts: raw features [T, n, F], and where valid [T, n]; over all envs."""
-    batches = [
-        batch_moments(features.flatten(0, 1), valid.flatten()) for features, valid in rollouts
-    ]
-    pooled, *others = (
-        part for batch in batches for part in map(Moments, *map(reduction.all_gather, batch))
-    )
+    batches = [batch_moments(rows.flatten(0, 1), valid.flatten()) for rows, valid in rollouts]
+    gathered = (map(Moments, *map(reduction.all_gather, batch)) for batch in batches)
+    pooled, *others = (part for batch in gathered for part in batch)
     for other in others:
         pooled = merge(pooled, other)
     return merge_moving(moments, pooled, momentum)
@@ -118,11 +109,8 @@ def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardS
     total = stats.seen + batch.seen
     share = batch.seen / total.clamp(min=1)
     delta = batch.mean - stats.mean
-    return RewardStats(
-        stats.mean + delta * share,
-        stats.squares + batch.var * batch.seen + delta.square() * stats.seen * share,
-        total,
-    )
+    squares = stats.squares + batch.var * batch.seen + delta.square() * stats.seen * share
+    return RewardStats(stats.mean + delta * share, squares, total)
 
 
 def normalize_reward(stats: RewardStats, rewards: Tensor, clip: float) -> Tensor:
@@ -142,11 +130,8 @@ def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
     exact = merge(moments, batch)
     moving = merge_moving(moments, batch, VALUE_MOMENTUM)
     early = moments.seen < MIN_RETURNS
-    return Moments(
-        torch.where(early, exact.mean, moving.mean),
-        torch.where(early, exact.var, moving.var),
-        exact.seen,
-    )
+    mean = torch.where(early, exact.mean, moving.mean)
+    return Moments(mean, torch.where(early, exact.var, moving.var), exact.seen)
 
 
 def value_scale(moments: Moments) -> Tensor:

@@ -4,6 +4,7 @@ The terms are those of losses.py. Means are over all envs, those of other proces
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -61,22 +62,17 @@ def head_tables(config: PPOConfig, device: torch.device) -> HeadTables:
 
 def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coefficients:
     """Schedules after `train_steps` updates of a run of `total_updates`."""
-    entropy = losses.ramp(
-        train_steps, config.entropy_anneal_rounds, config.entropy_coef, config.entropy_coef_end
-    )
-    if config.entropy_anneal_rounds == 0:
-        entropy = config.entropy_coef
-    value = losses.ramp(
-        train_steps, config.value_warmup_rounds, config.value_coef_start, config.value_coef
-    )
+    ramp = partial(losses.ramp, train_steps)
+    annealing = config.entropy_anneal_rounds
+    entropy = ramp(annealing, config.entropy_coef, config.entropy_coef_end)
+    entropy = config.entropy_coef if annealing == 0 else entropy
+    value = ramp(config.value_warmup_rounds, config.value_coef_start, config.value_coef)
     return Coefficients(
         entropy=max(entropy, config.entropy_coef_min),
         value=value,
         q=Q_SHARE * value,
         floor_penalty=losses.penalty_schedule(train_steps, total_updates),
-        contribution=losses.ramp(
-            train_steps, config.contribution_warmup, 0.0, config.contribution_coef
-        ),
+        contribution=ramp(config.contribution_warmup, 0.0, config.contribution_coef),
     )
 
 
@@ -97,25 +93,20 @@ def total_loss(
     are over all envs of the minibatch, which has a part of every rollout; the gradient is the share
     of this process.
     """
-    log_ratios = [
-        losses.clamped_log_ratio(evaluation.log_probs, batch.rows.log_probs)
-        for evaluation, batch in parts
+    both = [(one.log_probs, batch.rows.log_probs) for one, batch in parts]
+    log_ratios = [losses.clamped_log_ratio(*pair) for pair in both]
+    own = [
+        policy_means(evaluation, log_ratio, batch, config.clip_ratio)
+        | critic_means(evaluation, batch, config, torch.ones_like(batch.rows.valid))
+        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
+        for (evaluation, batch), log_ratio in zip(parts, log_ratios, strict=True)
     ]
-    means = losses.global_means(
-        [
-            policy_means(evaluation, log_ratio, batch, config.clip_ratio)
-            | critic_means(evaluation, batch, config, torch.ones_like(batch.rows.valid))
-            | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
-            for (evaluation, batch), log_ratio in zip(parts, log_ratios, strict=True)
-        ],
-        reduction.total,
-    )
+    means = losses.global_means(own, reduction.total)
     policy = -means["surrogate"].value.sum()
     critics, metrics = critic_losses(means, weights)
     entropy = -(tables.multiplier * means["entropy"].value).sum()
-    floor = losses.floor_penalty(
-        means["available"], tables.floor, weights.floor_penalty * tables.penalty
-    )
+    penalty = weights.floor_penalty * tables.penalty
+    floor = losses.floor_penalty(means["available"], tables.floor, penalty)
     loss = policy + critics + weights.entropy * entropy + floor
     kl = means["kl"].value
     ratios = [
@@ -133,9 +124,8 @@ def total_loss(
         "ratio_min": -losses.largest_of([-one for one in ratios]),
     }
     metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
-    metrics |= by_head("entropy", means["decided"].value) | by_head(
-        "head_share", means["head_share"].value
-    )
+    metrics |= by_head("entropy", means["decided"].value)
+    metrics |= by_head("head_share", means["head_share"].value)
     metrics |= diagnostics.memory_health(means, memories(parts))
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
@@ -161,30 +151,22 @@ def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: 
 
 
 def imitation_loss(
-    parts: Sequence[Part],
-    config: PPOConfig,
-    weights: Coefficients,
-    reduction: Reduction = ALL_ENVS,
+    parts: Sequence[Part], config: PPOConfig, weights: Coefficients, reduction: Reduction = ALL_ENVS
 ) -> tuple[Tensor, Metrics]:
-    """The loss of one gradient step towards a teacher, whose choices the rows hold as their action,
-    and its parts.
+    """The loss of a gradient step towards a teacher, whose choices are the rows' action; its parts.
 
     The cross-entropy of the policy as it plays, floors included: minus the log-probability of the
     teacher's choices, summed over the heads that its op makes matter, mean over the env-steps with
     a choice (Ross et al. 2011). Critics learn the returns of what was played, so the value of an op
     only where the teacher would have done the same.
     """
-    means = losses.global_means(
-        [
-            agreement_means(evaluation, batch.rows)
-            | critic_means(
-                evaluation, batch, config, batch.rows.action.op == batch.rows.effective_op
-            )
-            | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
-            for evaluation, batch in parts
-        ],
-        reduction.total,
-    )
+    own = [
+        agreement_means(one, batch.rows)
+        | critic_means(one, batch, config, batch.rows.action.op == batch.rows.effective_op)
+        | diagnostics.memory_means(one.hidden, one.cell, batch.rows.valid)
+        for one, batch in parts
+    ]
+    means = losses.global_means(own, reduction.total)
     cross_entropy = -means["chosen"].value
     critics, metrics = critic_losses(means, weights)
     loss = cross_entropy + critics
@@ -212,12 +194,11 @@ def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, known:
     rows = batch.rows
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
+    target = rows.contribution, measured, config.contribution_clip
     return {
         "value": losses.half_squared_error(evaluation.value, batch.targets, weight),
         "q": losses.half_squared_error(evaluation.q, batch.targets, weight * known),
-        "contribution": losses.contribution_error(
-            evaluation.contribution, rows.contribution, measured, config.contribution_clip
-        ),
+        "contribution": losses.contribution_error(evaluation.contribution, *target),
     }
 
 

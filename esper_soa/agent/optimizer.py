@@ -43,19 +43,14 @@ def write_parameters_(parameters: list[nn.Parameter], flat: Tensor) -> None:
 def adam_step(
     parameters: Tensor, gradient: Tensor, state: AdamState, lr: float, eps: float, do_step: Tensor
 ) -> tuple[Tensor, AdamState]:
-    """Parameters [P] and state after one step of Adam (Kingma and Ba 2015), unchanged where
-    do_step, bool [], is False.
-
-    Where it is False the gradient may hold anything, NaN included.
+    """Parameters [P] and state after one step of Adam (Kingma and Ba 2015), where do_step, bool [],
+    is False unchanged, and the gradient may hold anything, NaN included.
     """
     steps = state.steps + 1
     first = torch.lerp(state.first, gradient, 1 - BETAS[0])
     second = BETAS[1] * state.second + (1 - BETAS[1]) * gradient.square()
     deviation = (second / (1 - BETAS[1] ** steps)).sqrt() + eps
     moved = parameters - lr * (first / (1 - BETAS[0] ** steps)) / deviation
-    updated = AdamState(
-        torch.where(do_step, steps, state.steps),
-        torch.where(do_step, first, state.first),
-        torch.where(do_step, second, state.second),
-    )
+    both = zip((steps, first, second), state, strict=True)
+    updated = AdamState(*(torch.where(do_step, new, old) for new, old in both))
     return torch.where(do_step, moved, parameters), updated

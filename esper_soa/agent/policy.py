@@ -149,12 +149,10 @@ class RecurrentPolicy(nn.Module):
         self.clip = config.ppo.observation_clip
         # the last row: empty slot
         self.embedding = nn.Embedding(num_blueprints + 1, network.blueprint_embedding)
-        self.slot_encoder = SlotEncoder(
-            NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES, slot
-        )
-        self.feature_net = nn.Sequential(
-            Product(self.sizes[0] + 2 * slot, width), nn.LayerNorm(width), nn.ReLU()
-        )
+        known = NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES
+        self.slot_encoder = SlotEncoder(known, slot)
+        first = Product(self.sizes[0] + 2 * slot, width)
+        self.feature_net = nn.Sequential(first, nn.LayerNorm(width), nn.ReLU())
         self.lstm = ResidualLSTM(width, hidden, network.layers)
         self.heads = _heads(hidden, slot, num_blueprints)
         self.value_head = _value_head(hidden, hidden)
@@ -212,11 +210,11 @@ class RecurrentPolicy(nn.Module):
 
     def update_observations_(
         self,
-        rollouts: Sequence[tuple[Tensor, Tensor]],
+        rows: Sequence[tuple[Tensor, Tensor]],
         momentum: float,
         reduction: Reduction = ALL_ENVS,
     ) -> None:
-        """Move the statistics with rollouts: raw features [T, n, 23 + 31 S], valid [T, n].
+        """Move the statistics by rows of rollouts: raw features [T, n, 23 + 31 S], valid [T, n].
 
         A slot's feature has one mean and variance for all slots. Rows are counted once, however
         many slots they have. Rows of all envs count.
@@ -224,7 +222,7 @@ class RecurrentPolicy(nn.Module):
         env_moments, slot_moments = self._part_moments()
         env_rows = []
         slot_rows = []
-        for features, valid in rollouts:
+        for features, valid in rows:
             env, slots = self._split(features)
             each = valid.unsqueeze(-1).expand(slots.shape[:-1])
             env_rows.append((env, valid))
@@ -242,9 +240,7 @@ class RecurrentPolicy(nn.Module):
                 part.threads = number
 
     def prove_threads_(self, what: str, compute: Callable[[], Sequence[Tensor]]) -> None:
-        """Go back to one thread where `what` is computed with other bits by several, at its first
-        time.
-        """
+        """Go back to one thread where several compute `what`, at its first time, to other bits."""
         number = self.threads
         if number == 1 or what not in self.unproven:
             return
@@ -280,9 +276,7 @@ class RecurrentPolicy(nn.Module):
     def decide_with_probabilities(
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
     ) -> tuple[Decision, Memory, Tensor]:
-        """`act_with_probabilities` on the parts of a View that the policy looks at, noise
-        float32 [N, 8].
-        """
+        """`act_with_probabilities` on what it looks at of a View; noise float32 [N, 8]."""
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
         op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
@@ -300,9 +294,8 @@ class RecurrentPolicy(nn.Module):
             if name in known:
                 distribution, choice = known[name]
             else:
-                distribution = masked_log_probs(
-                    self.heads[name](head_input), mask, self.floors[name]
-                )
+                logits = self.heads[name](head_input)
+                distribution = masked_log_probs(logits, mask, self.floors[name])
                 choice = self._pick(distribution, noise[:, i])
             choices[name] = choice
             log_probs.append(log_prob_of(distribution, choice))
@@ -335,9 +328,8 @@ class RecurrentPolicy(nn.Module):
         entropies = []
         highest = []
         for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
-            distribution = masked_log_probs(
-                self.heads[name](*inputs[name]), mask, self.floors[name]
-            )
+            logits = self.heads[name](*inputs[name])
+            distribution = masked_log_probs(logits, mask, self.floors[name])
             log_probs.append(log_prob_of(distribution, choices[..., i]))
             entropies.append(entropy(distribution, mask))
             highest.append(distribution.argmax(-1) == choices[..., i])
@@ -366,18 +358,14 @@ class RecurrentPolicy(nn.Module):
 
     def _encode(self, features: Tensor, blueprints: Tensor) -> tuple[Tensor, Tensor]:
         """Encodings of the slots [..., S, W] and LSTM input [..., F'], from raw features and
-        blueprint codes [..., S].
-
-        The code -1 takes the last embedding.
+        blueprint codes [..., S], of which -1 takes the last embedding.
         """
         env_moments, slot_moments = self._part_moments()
         raw_env, raw_slots = self._split(features)
-        embedded = self.embedding(
-            torch.where(blueprints < 0, self.embedding.num_embeddings - 1, blueprints)
-        )
-        slots = self.slot_encoder(
-            normalize_observation(slot_moments, raw_slots, self.clip), embedded, self.places
-        )
+        last = self.embedding.num_embeddings - 1
+        embedded = self.embedding(torch.where(blueprints < 0, last, blueprints))
+        normalised = normalize_observation(slot_moments, raw_slots, self.clip)
+        slots = self.slot_encoder(normalised, embedded, self.places)
         env = normalize_observation(env_moments, raw_env, self.clip)
         return slots, self.feature_net(torch.cat([env, summary(slots)], dim=-1))
 

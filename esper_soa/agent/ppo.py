@@ -1,9 +1,8 @@
 """The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
 rollout of every task at a time.
 
-Whether a gradient step is taken is decided on the device. Where several
-processes share the envs, each takes the steps that one with all envs would take: gradients are
-summed over them (env/reduction.py).
+Whether a gradient step is taken is decided on the device. Where several processes share the envs,
+each takes the steps that one with all envs would take: gradients are summed (env/reduction.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent import diagnostics, losses, normalize
+from esper_soa.agent import diagnostics, losses, normalize, objective
 from esper_soa.agent.advantages import gae, normalize_advantages
 from esper_soa.agent.diagnostics import Metrics, read_diagnostics
 from esper_soa.agent.lstm import full_precision, segment_starts
 from esper_soa.agent.normalize import Moments, RewardStats
-from esper_soa.agent.objective import (
-    Batch,
-    Coefficients,
-    coefficients,
-    head_tables,
-    imitation_loss,
-    total_loss,
-)
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.rollout import GatheredRollout, Rollout, Row
@@ -37,6 +28,7 @@ from esper_soa.nets.graphs import StepCache, captured_call
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
+SKIPPED = ("go", "looked_at", "not_finite")  # zero of a pass after the update has stopped
 
 Nested = Mapping[str, "Tensor | int | Nested"]
 
@@ -49,7 +41,7 @@ class UpdatePlan(NamedTuple):
     epochs: int  # passes
     lr: float
     target_kl: float  # nats; epochs stop above KL_MARGIN times this, 0 = never
-    weights: Coefficients
+    weights: objective.Coefficients
 
 
 class Learner:
@@ -78,7 +70,7 @@ class Learner:
         self.seed = seed
         self.parameters = list(policy.parameters())
         self.device = self.parameters[0].device
-        self.tables = head_tables(config, self.device)
+        self.tables = objective.head_tables(config, self.device)
         self.adam = adam_state(flatten(self.parameters))
         self.reward = normalize.reward_stats(self.device)
         self.value = normalize.value_moments(self.device)
@@ -101,9 +93,8 @@ class Learner:
         rows = rollout.rows
         limit = self.config.reward_clip
         raw, sampled = self.reduction.gather([rewards, rows.valid & ~rows.terminal], dim=1)
-        scaled = torch.stack(
-            [self.scale_rewards_(*step) for step in zip(raw, sampled, strict=True)]
-        )
+        steps = zip(raw, sampled, strict=True)
+        scaled = torch.stack([self.scale_rewards_(*step) for step in steps])
         penalty = rewards.clamp(-limit, limit).float()
         rows.reward.copy_(torch.where(rows.terminal, penalty, self.reduction.own(scaled, dim=1)))
 
@@ -118,7 +109,9 @@ class Learner:
             self.adam = adam_state(flatten(self.parameters))
         config = self.config
         weights = self._weights()
-        loss = partial(total_loss, config=config, tables=self.tables, reduction=self.reduction)
+        loss = partial(
+            objective.total_loss, config=config, tables=self.tables, reduction=self.reduction
+        )
         plan = UpdatePlan("update", loss, config.epochs, config.lr, config.target_kl, weights)
         return self._learn_(rollouts, plan)
 
@@ -130,39 +123,34 @@ class Learner:
         """
         if any(rollout.taught is None for rollout in rollouts):
             raise ValueError("a rollout without a teacher cannot be imitated")
-        loss = partial(imitation_loss, config=self.config, reduction=self.reduction)
+        loss = partial(objective.imitation_loss, config=self.config, reduction=self.reduction)
         weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
         config = self.imitation
         plan = UpdatePlan("imitate", loss, config.epochs, config.lr, 0.0, weights)
         return self._learn_(rollouts, plan)
 
-    def _weights(self) -> Coefficients:
-        return coefficients(self.config, self.train_steps, self.total_updates)
+    def _weights(self) -> objective.Coefficients:
+        return objective.coefficients(self.config, self.train_steps, self.total_updates)
 
     def _learn_(self, rollouts: Sequence[Rollout], plan: UpdatePlan) -> dict[str, float]:
         """All passes over the rollouts, then their observations; returns the diagnostics."""
         sizes = [self.reduction.all_envs(one.bootstrap.shape[0]) for one in rollouts]
         minibatches = min(self.config.minibatches, *sizes)
         firsts = [one + self.reduction.first_env for one in accumulate([0, *sizes[:-1]])]
-        starts = [
-            segment_starts(*self.reduction.gather([one.rows.reset], dim=1)) for one in rollouts
-        ]
+        resets = (self.reduction.gather([one.rows.reset], dim=1) for one in rollouts)
+        starts = [segment_starts(*one) for one in resets]
         batches, summary = self._prepare_(*rollouts)
-        on_device = Coefficients(
-            *torch.tensor(plan.weights, dtype=torch.float32)
-            .to(self.device, non_blocking=True)
-            .unbind()
-        )
+        weights = torch.tensor(plan.weights, dtype=torch.float32)
+        on_device = objective.Coefficients(*weights.to(self.device, non_blocking=True).unbind())
         step = partial(self._step_, plan, starts)
         if self.steps is not None:
-            name = (plan.name, *map(tuple, starts))
-            step = partial(captured_call, self.steps, name, step)
+            step = partial(captured_call, self.steps, (plan.name, *map(tuple, starts)), step)
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(plan.epochs):
             for own in self._minibatches(sizes, minibatches, epoch):
                 if self._ended(stopped):
-                    history.append(diagnostics.skipped_history(history[-1]))
+                    history.append(history[-1] | dict.fromkeys(SKIPPED, torch.zeros_like(stopped)))
                     continue
                 parts = [
                     (batch.of(envs - first), self._noise(one, envs, epoch))
@@ -171,23 +159,16 @@ class Learner:
                 metrics, stopped, self.adam = step(parts, on_device, stopped, self.adam)
                 history.append(metrics)
         self.reduction.check_same(flatten(self.parameters))
-        self.policy.update_observations_(
-            [(one.rows.features, one.rows.valid) for one in rollouts],
-            self.config.observation_momentum,
-            self.reduction,
-        )
-        report = read_diagnostics(
-            diagnostics.with_extremes(history, self.reduction), summary, plan.epochs
-        )
+        seen = [(one.rows.features, one.rows.valid) for one in rollouts]
+        self.policy.update_observations_(seen, self.config.observation_momentum, self.reduction)
+        history = diagnostics.with_extremes(history, self.reduction)
+        report = read_diagnostics(history, summary, plan.epochs)
         report |= {f"coefficient/{name}": value for name, value in plan.weights._asdict().items()}
-        report |= {
-            "learning_rate": plan.lr,
-            "epochs_done": report["steps"] / minibatches,
-        }
+        report |= {"learning_rate": plan.lr, "epochs_done": report["steps"] / minibatches}
         self._count_(report)
         return report
 
-    def _prepare_(self, *rollouts: Rollout) -> tuple[list[Batch], Metrics]:
+    def _prepare_(self, *rollouts: Rollout) -> tuple[list[objective.Batch], Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
         each = [self.reduction.gather(GatheredRollout.of(one), dim=1) for one in rollouts]
         all_rows = GatheredRollout(*(torch.cat(parts, 1) for parts in zip(*each, strict=True)))
@@ -195,15 +176,9 @@ class Learner:
         values = all_rows.value * scale
         valid = all_rows.valid
         bootstrap = torch.where(all_rows.truncated.any(0), all_rows.bootstrap[0] * scale, 0.0)
-        advantages, returns, differences = gae(
-            all_rows.reward,
-            values,
-            all_rows.terminal,
-            valid,
-            bootstrap,
-            self.config.gamma,
-            self.config.gae_lambda,
-        )
+        rates = self.config.gamma, self.config.gae_lambda
+        estimates = gae(all_rows.reward, values, all_rows.terminal, valid, bootstrap, *rates)
+        advantages, returns, differences = estimates
         self.value = normalize.update_value(self.value, returns, valid & returns.isfinite())
         new_scale = normalize.value_scale(self.value).float()
         reward_scale = normalize.reward_scale(self.reward)
@@ -217,15 +192,10 @@ class Learner:
         summary |= diagnostics.spread("advantage", advantages, valid)
         summary |= diagnostics.action_shares(all_rows)
         sizes = [parts[0].shape[1] for parts in each]
-        columns = zip(
-            rollouts,
-            normalize_advantages(advantages, valid).split(sizes, 1),
-            (returns / new_scale).split(sizes, 1),
-            strict=True,
-        )
+        gains = normalize_advantages(advantages, valid).split(sizes, 1)
+        columns = zip(rollouts, gains, (returns / new_scale).split(sizes, 1), strict=True)
         own = partial(self.reduction.own, dim=1)
-        batches = [Batch(one.lesson, own(gains), own(targets)) for one, gains, targets in columns]
-        return batches, summary
+        return [objective.Batch(one.lesson, *map(own, rest)) for one, *rest in columns], summary
 
     def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:
         """Of every minibatch, the envs int64 of each rollout, in an order drawn anew for each epoch
@@ -253,21 +223,19 @@ class Learner:
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _ended(self, stopped: Tensor) -> bool:
-        """Whether no pass can change anything; always False on a GPU, which would need a
-        synchronisation."""
+        """Whether no pass can change anything; False on a GPU, which would have to be asked."""
         return self.device.type == "cpu" and bool(stopped)
 
     def _step_(
         self,
         plan: UpdatePlan,
         starts: list[list[int]],
-        parts: Sequence[tuple[Batch, Tensor]],
-        weights: Coefficients,
+        parts: Sequence[tuple[objective.Batch, Tensor]],
+        weights: objective.Coefficients,
         stopped: Tensor,
         adam: AdamState,
     ) -> tuple[Metrics, Tensor, AdamState]:
-        """One gradient step, unless stopped bool [] or the gradient is not finite or the policy has
-        moved too far.
+        """A gradient step, unless stopped bool [], or it is not finite, or the policy is too far.
 
         parts: of every rollout a batch and its noise for dropout. Changes the policy's parameters
         in place; gives diagnostics, whether to stop, and the moments afterwards.
@@ -287,14 +255,14 @@ class Learner:
         if plan.target_kl > 0:
             stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * plan.target_kl)
         do_step = finite & ~stopped
-        flat = flatten(gradients) * losses.scale_for_clip(norm, self.config.max_grad_norm)
-        moved, adam = adam_step(
-            flatten(self.parameters), flat, adam, plan.lr, self.config.adam_eps, do_step
-        )
+        flat = flatten(gradients)
+        limit = self.config.max_grad_norm
+        flat = flat * (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else flat
+        rates = plan.lr, self.config.adam_eps
+        moved, adam = adam_step(flatten(self.parameters), flat, adam, *rates, do_step)
         write_parameters_(self.parameters, moved)
-        metrics |= diagnostics.gradient_norms(
-            self.policy, dict(zip(self.parameters, gradients, strict=True))
-        )
+        pairs = zip(self.parameters, gradients, strict=True)
+        metrics |= diagnostics.gradient_norms(self.policy, dict(pairs))
         metrics |= {
             "gradient_norm": norm,
             "go": do_step,
@@ -321,11 +289,9 @@ class Learner:
         no_step = report["steps"] == 0 and report["not_finite_steps"] > 0
         self.skipped = self.skipped + 1 if no_step else 0
         if self.skipped >= MAX_SKIPPED:
-            raise RuntimeError(
-                f"{self.skipped} updates in a row had no finite gradient, the policy can no longer "
-                "learn: look for values that are not finite in rewards and observations, or lower "
-                "policy.ppo.lr"
-            )
+            problem = f"{self.skipped} updates in a row had no finite gradient, the policy can no"
+            remedy = "look for values that are not finite in rewards and observations"
+            raise RuntimeError(f"{problem} longer learn: {remedy}, or lower policy.ppo.lr")
 
     def state_dict(self) -> dict[str, Nested | int]:
         """Everything that a resumed run needs to go on bit for bit: plain tensors and ints."""

@@ -71,10 +71,7 @@ class OnThreads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Kept,
-        number: int,
-        function: Callable[..., Tensor | Sequence[Tensor]],
-        *inputs: Tensor,
+        ctx: Kept, number: int, function: Callable[..., Tensor | Sequence[Tensor]], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         """See `on_threads`."""
         ctx.set_materialize_grads(False)

@@ -19,11 +19,9 @@ class Agent(Protocol):
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Memory at the start of a trajectory, for every env."""
-        ...
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """One legal action per env, and the memory after it. Never changes `view` or `memory`."""
-        ...
 
 
 def decide(

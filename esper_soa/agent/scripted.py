@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.agent.protocol import Agent, Memory, restart
 from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.config.errors import SettingError, check, check_choice
 from esper_soa.config.nets import blueprint_names
@@ -157,11 +157,7 @@ class HeuristicPolicy:
         wish, after = heuristic_choice(state, decayed, self.cfg, self.names)
         slot = torch.where(wish.op == Op.GERMINATE, first_choice(state.slots.empty), wish.slot)
         action, legal = obey(seed_action(wish.op, slot, wish.blueprint), view.masks)
-        recent = [
-            torch.where(legal.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-            for new, old in zip(after, decayed, strict=True)
-        ]
-        return as_decision(action), HeuristicMemory(*recent)
+        return as_decision(action), HeuristicMemory(*restart(decayed, after, legal))
 
 
 def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig) -> HeuristicMemory:
@@ -170,9 +166,8 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
     decayed = torch.where(decayed < MIN_PENALTY, 0.0, decayed)
     due = step > memory.last_decay
     penalties = torch.where(due.unsqueeze(-1), decayed, memory.penalties)
-    return memory._replace(
-        penalties=penalties, last_decay=torch.where(due, step, memory.last_decay)
-    )
+    last = torch.where(due, step, memory.last_decay)
+    return memory._replace(penalties=penalties, last_decay=last)
 
 
 def heuristic_choice(
@@ -189,7 +184,12 @@ def heuristic_choice(
     undecided = stage_allows(Op.PRUNE, state.slots.stage)  # seeds that still need decisions
     managing = undecided.any(-1)
     slot = first_choice(undecided)
-    germinating = ~managing & _germination_due(state, memory, cfg)
+    signals = state.signals
+    # stable, on a plateau, late enough, long enough after a prune, with a free slot
+    due = signals.step - memory.last_prune >= cfg.embargo_steps_after_prune
+    due = due & signals.stabilized & (signals.step >= cfg.min_steps_before_germinate)
+    due = due & state.slots.empty.any(-1) & (signals.plateau >= cfg.plateau_steps_to_germinate)
+    germinating = ~managing & due
     next_blueprint, rotation = _next_blueprint(memory, cfg, names)
     op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
     op = torch.where(managing, _managing_op(state, slot, cfg), op)
@@ -197,25 +197,13 @@ def heuristic_choice(
     pruning = op == Op.PRUNE
     codes = torch.arange(memory.penalties.shape[1], device=op.device)
     charged = pruning.unsqueeze(-1) & (codes == blueprint.unsqueeze(-1))
+    penalties = memory.penalties + _column(cfg.blueprint_penalty_on_prune)
     memory = memory._replace(
         rotation=torch.where(germinating, rotation, memory.rotation),
-        penalties=torch.where(
-            charged, memory.penalties + _column(cfg.blueprint_penalty_on_prune), memory.penalties
-        ),
+        penalties=torch.where(charged, penalties, memory.penalties),
         last_prune=torch.where(pruning, state.signals.step, memory.last_prune),
     )
     return HeuristicChoice(op, slot, blueprint), memory
-
-
-def _germination_due(state: EnvState, memory: HeuristicMemory, cfg: HeuristicConfig) -> Tensor:
-    """bool [N]: stable, on a plateau, late enough, long enough after a prune, with a free slot."""
-    return (
-        (state.signals.step - memory.last_prune >= cfg.embargo_steps_after_prune)
-        & state.signals.stabilized
-        & (state.signals.step >= cfg.min_steps_before_germinate)
-        & state.slots.empty.any(-1)
-        & (state.signals.plateau >= cfg.plateau_steps_to_germinate)
-    )
 
 
 def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
@@ -223,17 +211,16 @@ def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
     stage = _at(state.slots.stage, slot)
     target = _at(state.ramp.target, slot)
     contribution = _at(state.slots.contribution, slot)
-    failing = (_at(state.slots.stage_age, slot) >= cfg.prune_after_steps_without_improvement) & (
-        _at(state.slots.improvement, slot) < -cfg.prune_if_accuracy_drops_by
-    )
+    failing = _at(state.slots.stage_age, slot) >= cfg.prune_after_steps_without_improvement
+    failing &= _at(state.slots.improvement, slot) < -cfg.prune_if_accuracy_drops_by
     blended = (
         (target >= 1.0 - ALPHA_TOLERANCE)
         & (_at(state.ramp.mode, slot) == AlphaMode.HOLD)
         & ((_at(state.slots.alpha, slot) - target).abs() <= ALPHA_TOLERANCE)
     )
-    ransomware = (contribution > cfg.ransomware_contribution) & (
-        _at(state.slots.total_improvement, slot) < cfg.ransomware_total_improvement
-    )
+    improvement = _at(state.slots.total_improvement, slot)
+    ransomware = contribution > cfg.ransomware_contribution
+    ransomware &= improvement < cfg.ransomware_total_improvement
     keepable = (contribution > cfg.min_improvement_to_fossilize) & ~ransomware
     decision = torch.where(keepable, Op.FOSSILIZE, Op.PRUNE)
     op = torch.where(failing, Op.PRUNE, Op.ADVANCE)
@@ -261,10 +248,9 @@ def _next_blueprint(
     by_name = _constants([names.index(name) for name in sorted(cfg.blueprint_rotation)], device)
     order = memory.penalties[:, by_name].argsort(dim=1, stable=True)
     least_bad = by_name[_at(order, memory.rotation % size)]
-    any_acceptable = acceptable.any(-1)
-    return torch.where(
-        any_acceptable, _at(candidates, first), least_bad
-    ), memory.rotation + torch.where(any_acceptable, first + 1, 1)
+    some = acceptable.any(-1)
+    chosen = torch.where(some, _at(candidates, first), least_bad)
+    return chosen, memory.rotation + torch.where(some, first + 1, 1)
 
 
 def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:

@@ -18,22 +18,16 @@ WIDE = 256  # channels at which a place reads 1
 
 
 def place_table(slots: Sequence[SlotSpec]) -> Tensor:
-    """Where every slot stands, float32 [S, 4]: row, depth of its block in the host, log2 of
-    channels and of size.
+    """Where every slot stands, float32 [S, 4]: row, depth in the host, log2 of channels and size.
 
     Each reads -1 for the least (row 0, the first block, one channel, one pixel) and 1 for the most
-    (row 1, the last block, 256 channels, the whole image); only hosts wider than any that is
-    shipped go beyond.
+    (row 1, the last block, 256 channels, the whole image); only wider hosts go beyond.
     """
-    rows = [
-        (
-            slot.row,
-            slot.depth,
-            math.log2(slot.channels) / math.log2(WIDE),
-            math.log2(max(slot.size, 1)) / math.log2(IMAGE_SIZE),
-        )
-        for slot in slots
-    ]
+    rows = []
+    for slot in slots:
+        width = math.log2(slot.channels) / math.log2(WIDE)
+        size = math.log2(max(slot.size, 1)) / math.log2(IMAGE_SIZE)
+        rows.append((slot.row, slot.depth, width, size))
     return 2 * torch.tensor(rows) - 1
 
 
@@ -46,9 +40,8 @@ class SlotEncoder(nn.Module):
 
     def forward(self, features: Tensor, embedded: Tensor, places: Tensor) -> Tensor:
         """features [..., S, 31], normalised; embedded [..., S, E]: of blueprints; places [S, 4]."""
-        return self.net(
-            torch.cat([features, embedded, places.expand(*features.shape[:-1], -1)], dim=-1)
-        )
+        expanded = places.expand(*features.shape[:-1], -1)
+        return self.net(torch.cat([features, embedded, expanded], dim=-1))
 
 
 def summary(slots: Tensor) -> Tensor:
@@ -76,6 +69,5 @@ class SlotScores(nn.Module):
 
     def forward(self, context: Tensor, slots: Tensor) -> Tensor:
         """The context is multiplied once, not once per slot."""
-        return self.score(
-            torch.relu(self.context(context).unsqueeze(-2) + self.slot(slots))
-        ).squeeze(-1)
+        hidden = torch.relu(self.context(context).unsqueeze(-2) + self.slot(slots))
+        return self.score(hidden).squeeze(-1)

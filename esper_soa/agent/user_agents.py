@@ -81,17 +81,11 @@ def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[s
     """Messages on why `memory` is not a valid memory of N envs."""
     if not isinstance(memory, tuple) or not all(isinstance(part, Tensor) for part in memory):
         return [f"its memory is a {type(memory).__name__}, not a tuple of tensors"]
-    return [
-        fault
-        for place, part in enumerate(memory)
-        for fault in tensor_findings(
-            f"part {place} of its memory",
-            part.detach(),
-            [num_envs, *part.shape[1:]],
-            part.dtype,
-            device,
-        )
-    ]
+    faults = list[str]()
+    for place, part in enumerate(memory):
+        like = [num_envs, *part.shape[1:]], part.dtype, device
+        faults += tensor_findings(f"part {place} of its memory", part.detach(), *like)
+    return faults
 
 
 def decision_faults(decision: object, view: View) -> list[str]:
@@ -104,10 +98,8 @@ def decision_faults(decision: object, view: View) -> list[str]:
         ("log_probs", decision.log_probs, (len(HEAD_NAMES),), torch.float32),
         ("value", decision.value, (), torch.float32),
     ]
-    return [
-        fault
-        for name, part, shape, dtype in expected
-        for fault in tensor_findings(
-            f"its {name}", part, [num_envs, *shape], dtype, view.noise.device
-        )
-    ]
+    faults = list[str]()
+    for name, part, shape, dtype in expected:
+        like = [num_envs, *shape], dtype, view.noise.device
+        faults += tensor_findings(f"its {name}", part, *like)
+    return faults

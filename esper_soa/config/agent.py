@@ -26,6 +26,7 @@ from esper_soa.vocabulary import ALPHA_TARGETS, HEAD_NAMES, STYLE_BLEND, TEMPO_S
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
 SCRATCH = "none"  # the value of policy.init that takes no weights from anywhere
+ROTATION = ("conv_light", "conv_heavy", "attention", "norm", "depthwise")
 
 
 @dataclass
@@ -62,8 +63,7 @@ class PPOConfig(Settings, path="policy.ppo."):
     epochs: int = number(4, 1, 10_000)  # passes over a round
     minibatches: int = number(1, 1, COUNT)  # in a pass, each of whole envs; at most one per env
     clip_ratio: float = number(0.2, 0, 1, "(]")  # of new and old probabilities, either way
-    # Nats; epochs stop above 1.5 times this.
-    target_kl: float = number(0.015, 0, WEIGHT, note="0 = never")
+    target_kl: float = number(0.015, 0, WEIGHT, note="0 = never")  # nats; epochs stop at 1.5 of it
     max_grad_norm: float = number(5.0, 0, WEIGHT, note="0 = no clipping")  # of all parameters
     entropy_coef: float = weight(0.05)  # at the start
     entropy_coef_end: float = weight(0.05)  # reached after entropy_anneal_rounds
@@ -76,12 +76,9 @@ class PPOConfig(Settings, path="policy.ppo."):
     entropy_floor: dict[str, float] = table(
         _per_head(0.30, 0.15, 0.20, 0.15, 0.20, 0.10) | {"alpha_target": 0.10}, 0, 1
     )
-    # Over which the floor penalty is relaxed, however long the run.
-    floor_penalty_rounds: int = number(100, 1, COUNT)
+    floor_penalty_rounds: int = number(100, 1, COUNT)  # over which the floor penalty is relaxed
     # What the floor costs.
-    entropy_floor_penalty: dict[str, float] = table(
-        _per_head(0.3, 0.1, 0.3, 0.1, 0.3, 0.1), 0, WEIGHT
-    )
+    entropy_floor_penalty: dict[str, float] = table(_per_head(*[0.3, 0.1] * 3), 0, WEIGHT)
     # Of every legal choice; all of a head together at most 1.
     probability_floor: dict[str, float] = table(_per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06), 0, 1)
     value_coef: float = weight(0.5)  # after the warm-up
@@ -101,13 +98,11 @@ class ScheduleConfig(Settings, path="policy.schedule."):
     """Fixed lifecycle per slot: germinate, advance, fossilise at declared env-steps, else wait.
 
     Where several slots are due at one env-step, the first of them that may act does. An op that is
-    due but not legal yet is done as soon as it is; a slot whose seed was
-    pruned takes another one.
+    due but not legal yet is done as soon as it is; a slot whose seed was pruned takes another one.
     """
 
     germinate: list[int] = numbers((1,), 1, COUNT)  # env-step (from 1) of slot 0, 1, ...
-    # Env-steps after its predecessor at which a slot beyond that list germinates.
-    stagger: int = number(13, 1, COUNT)
+    stagger: int = number(13, 1, COUNT)  # env-steps between slots beyond that list
     # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING and BLENDING; fewer = no
     # ADVANCE there.
     advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
@@ -119,10 +114,9 @@ class ScheduleConfig(Settings, path="policy.schedule."):
 
     def germination_steps(self, num_slots: int) -> list[int]:
         """Env-step at which each slot is due to germinate."""
-        steps = self.germinate[:num_slots]
-        while len(steps) < num_slots:
-            steps.append(steps[-1] + self.stagger)
-        return steps
+        last = self.germinate[-1]
+        further = range(last + self.stagger, last + num_slots * self.stagger + 1, self.stagger)
+        return [*self.germinate, *further][:num_slots]
 
 
 @dataclass
@@ -132,16 +126,11 @@ class HeuristicConfig(Settings, path="policy.heuristic."):
     plateau_steps_to_germinate: int = number(3, 0, COUNT)  # env-steps in a row without a gain
     min_steps_before_germinate: int = number(5, 0, COUNT)  # env-steps of the episode
     prune_after_steps_without_improvement: int = number(5, 0, COUNT)  # age in the stage, env-steps
-    # Percent points within the stage, from that age on.
-    prune_if_accuracy_drops_by: float = number(2.0, -100, 100)
+    prune_if_accuracy_drops_by: float = number(2.0, -100, 100)  # in the stage, from that age on
     min_improvement_to_fossilize: float = number(0.5, -100, 100)  # contribution, percent points
     embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
-    blueprint_rotation: list[str] = choices(  # germinated in turn
-        ("conv_light", "conv_heavy", "attention", "norm", "depthwise"),
-        GROWABLE,
-        repeated=True,
-        own=BLUEPRINT,
-    )
+    # Germinated in turn.
+    blueprint_rotation: list[str] = choices(ROTATION, GROWABLE, repeated=True, own=BLUEPRINT)
     blueprint_penalty_on_prune: float = weight(2.0)  # added to that of the blueprint
     penalty_decay: float = number(0.5, 0, 1)  # factor per env-step
     penalty_threshold: float = weight(3.0)  # from which a blueprint is passed over
@@ -166,8 +155,7 @@ class PolicyConfig(Settings, path="policy."):
     """The policy: learning or scripted, with the same `act`."""
 
     name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
-    # What a new run takes over (ppo only): none, a policy that ships, a run folder, a checkpoint.
-    init: str = SCRATCH
+    init: str = SCRATCH  # what ppo starts from: none, one that ships, a run folder, a checkpoint
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
     # Settings of its env that it sees, each a feature of the observation; most use where they
     # differ by env.

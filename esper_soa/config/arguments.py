@@ -30,9 +30,8 @@ def show_help_or_version(name: str) -> bool:
     """
     if "--version" in sys.argv[1:]:
         version = import_module("importlib.metadata").version
-        program, *others = (
-            f"{one} {version(one)}" for one in ("esper-soa", "torch", "tensordict", "hydra-core")
-        )
+        packages = ("esper-soa", "torch", "tensordict", "hydra-core")
+        program, *others = (f"{one} {version(one)}" for one in packages)
         print(f"{program} (Python {sys.version.split()[0]}, {', '.join(others)})")
     elif {"--help", "-h"} & {*sys.argv[1:]}:
         text = Path(config_dir(), f"{name}.yaml").read_text(encoding="utf-8")

@@ -19,23 +19,13 @@ from omegaconf import DictConfig
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
+from esper_soa.config import settings
 from esper_soa.config.arguments import check_overrides, expand_slots, options
 from esper_soa.config.errors import UserError, check, one_line, single_line
 from esper_soa.config.paths import config_dir
-from esper_soa.config.settings import (
-    OF_A_TASK,
-    TrainConfig,
-    WorldConfig,
-    register_schema,
-    settings_from,
-)
 
-HYDRA_SINGLETONS = (
-    GlobalHydra,
-    HydraConfig,
-    JobRuntime,
-    VersionBase,
-)  # of which Hydra has one per process
+# of which Hydra has one per process
+HYDRA_SINGLETONS = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 TURN = threading.Lock()  # one thread at a time, as Hydra's state is the process's
 
 
@@ -44,37 +34,34 @@ def experiments() -> tuple[str, ...]:
     return tuple(options()["experiment"])
 
 
-def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> TrainConfig:
+def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> settings.TrainConfig:
     """Checked settings of `python -m esper_soa.train +experiment=<experiment> <overrides>`.
 
     experiment: one of `experiments()`, or "" for the defaults. overrides: in Hydra's words, such as
     "rounds=5" or "task=cifar_impaired". Raises UserError as the command line would.
     """
     all_overrides = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
-    check_overrides(all_overrides, TrainConfig)
+    check_overrides(all_overrides, settings.TrainConfig)
+    place = {"config_dir": config_dir(), "job_name": "train"}
     try:
-        with (
-            TURN,
-            _isolated_hydra(),
-            initialize_config_dir(config_dir(), job_name="train", version_base="1.3"),
-        ):
+        with TURN, _isolated_hydra(), initialize_config_dir(**place, version_base="1.3"):
             composed = compose("train", expand_slots(all_overrides))
             if not composed.tasks:
-                return settings_from(composed)
+                return settings.settings_from(composed)
     except (HydraException, OmegaConfBaseException) as error:
         value = str(error.__cause__ or "").split("\n")[0]  # that Hydra could not take
         raise UserError(f"overrides: {one_line(single_line(f'{error} {value}'))}") from error
     return _compose_tasks(composed.tasks, all_overrides)
 
 
-def job_settings(composed: DictConfig) -> TrainConfig:
+def job_settings(composed: DictConfig) -> settings.TrainConfig:
     """The checked settings of the job that Hydra has composed and begun; raises UserError."""
     if not composed.tasks:
-        return settings_from(composed)
+        return settings.settings_from(composed)
     return _compose_tasks(composed.tasks, list(HydraConfig.get().overrides.task))
 
 
-def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> TrainConfig:
+def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> settings.TrainConfig:
     """Settings of a run on several tasks; each has what the `overrides` make of its task alone.
 
     entries: each an option of the group `task`, and settings of its own behind it. A single entry
@@ -82,12 +69,12 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> TrainCon
     """
     given = next((one for one in overrides if _key(one) == "task"), "task=")
     check(given == "task=", "task", given.partition("=")[2], f"left out with tasks={entries}")
-    worlds: dict[str, TrainConfig] = {}
+    worlds: dict[str, settings.TrainConfig] = {}
     for entry in entries:
         option, *own = entry.split() or [""]
         for setting in own:
             allowed = f"without {setting}, which is a setting of the whole run"
-            check(_key(setting).split(".")[0] in OF_A_TASK, "tasks", entry, allowed)
+            check(_key(setting).split(".")[0] in settings.OF_A_TASK, "tasks", entry, allowed)
         # of two overrides of a setting, Hydra takes the later one
         one = compose_settings("", [*overrides, f"task={option}", *own, "tasks=[]"])
         allowed = "tasks of different names"
@@ -97,11 +84,11 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> TrainCon
     first = next(iter(worlds.values()))
     if len(worlds) == 1:
         return first
-    own_parts = {
-        name: WorldConfig(**{field: getattr(one, field) for field in OF_A_TASK})
-        for name, one in worlds.items()
-    }
-    return replace(first, tasks=list(entries), worlds=own_parts)
+    parts = {}
+    for name, one in worlds.items():
+        fields = {field: getattr(one, field) for field in settings.OF_A_TASK}
+        parts[name] = settings.WorldConfig(**fields)
+    return replace(first, tasks=list(entries), worlds=parts)
 
 
 def _key(override: str) -> str:
@@ -122,7 +109,7 @@ def _isolated_hydra() -> Iterator[None]:
     Singleton._instances = {**others, ConfigStore: store}  # type: ignore[dict-item]
     BaseContainer._resolvers = dict(resolvers)
     try:
-        register_schema()
+        settings.register_schema()
         yield
     finally:
         Singleton._instances = instances

@@ -27,46 +27,22 @@ from esper_soa.config.registry import REWARD
 from esper_soa.vocabulary import STAGE_NAMES
 
 REWARD_MODES = (
-    "shaped",
-    "escrow",
-    "basic",
-    "basic_plus",
-    "sparse",
-    "minimal",
-    "simplified",
-    "loss",
-    "net",
-)
-# Fields of env/reward_modes.RewardTerms but the total, in the order of a table's columns.
-REWARD_TERMS = (
-    "attribution",
-    "ratio_penalty",
-    "blending_warning",
-    "holding_warning",
-    "pbrs_bonus",
-    "synergy_bonus",
-    "compute_rent",
-    "flop_rent",
-    "alpha_shock",
-    "occupancy_rent",
-    "fossilized_rent",
-    "action_shaping",
-    "fossilize_bonus",
-    "drip",
-    "terminal_bonus",
-    "loss_change",
-    "accuracy_change",
-    "own",
-    "escrow_forfeit",
-    "clawback",
-    "auto_prune_penalty",
-    "hindsight_credit",
-    "rollback_penalty",
+    *("shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified"),
+    *("loss", "net"),
 )
 USER_TERM = "own"  # what a reward of a user's pays
+# Fields of env/reward_modes.RewardTerms but the total, in the order of a table's columns.
+REWARD_TERMS = (
+    *("attribution", "ratio_penalty", "blending_warning", "holding_warning", "pbrs_bonus"),
+    *("synergy_bonus", "compute_rent", "flop_rent", "alpha_shock", "occupancy_rent"),
+    *("fossilized_rent", "action_shaping", "fossilize_bonus", "drip", "terminal_bonus"),
+    *("loss_change", "accuracy_change", USER_TERM, "escrow_forfeit", "clawback"),
+    *("auto_prune_penalty", "hindsight_credit", "rollback_penalty"),
+)
 TERM_NAMES = tuple(name for name in REWARD_TERMS if name != USER_TERM)  # the package's
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
 DRIP_MODES = ("basic", "basic_plus")
+DETACHABLE = ("training", "blending", "holding", "fossilized")
 MAX_STABLE_WINDOW = 10
 GUARD_WINDOW = 20  # losses that the governor remembers
 MIN_SHAPLEY_SAMPLES = 12  # 6 independent pairs: below that, a spread says nothing
@@ -78,8 +54,7 @@ class GatesConfig(Settings, path="gates."):
     """Thresholds of the quality gates G1, G2, G3 and G5, as esper-lite's kasmina/slot.py."""
 
     permissive: bool = True  # G2 asks for healthy gradients; False: the strict gates
-    # Strict G2: accuracy gained in TRAINING.
-    min_training_improvement: float = number(0.5, -100, 100)
+    min_training_improvement: float = number(0.5, -100, 100)  # strict G2: gained in TRAINING
     min_blending_steps: EnvNumber = env_count(10, 0, COUNT)  # age in the stage, of G2 and strict G3
     min_gradient_ratio: float = weight(0.10)  # strict G2: gradient of the seed over the host's
     min_gradient_health: float = number(0.7, 0, 1)  # permissive G2
@@ -93,14 +68,11 @@ class LifecycleConfig(Settings, path="lifecycle."):
     auto_forward_g1: bool = False  # GERMINATED -> TRAINING without an action
     auto_forward_g2: bool = False  # TRAINING -> BLENDING
     auto_forward_g3: bool = False  # BLENDING -> HOLDING
-    # During which the slot of a pruned seed stays closed.
-    embargo_steps: EnvNumber = env_count(5, 1, COUNT)
+    embargo_steps: EnvNumber = env_count(5, 1, COUNT)  # a pruned seed's slot stays closed
     min_prune_age: EnvNumber = env_count(5, 0, COUNT)  # of a seed, below which PRUNE is masked
     # Stages whose seeds send no gradient into their host; [] = training and blending, in sequences
     # training alone.
-    detached_stages: list[str] = choices(
-        (), ("training", "blending", "holding", "fossilized"), least=0
-    )
+    detached_stages: list[str] = choices((), DETACHABLE, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,21 +95,17 @@ class LifecycleConfig(Settings, path="lifecycle."):
 class SignalsConfig(Settings, path="signals."):
     """Plateau and stability counters, as esper-lite's tamiyo/tracker.py."""
 
-    # Accuracy gained, below which an env-step counts as a plateau.
-    plateau_threshold: float = number(0.5, -100, 100)
-    # Relative fall of the loss, below which it counts as calm.
-    stabilization_threshold: float = weight(0.03)
+    plateau_threshold: float = number(0.5, -100, 100)  # accuracy gained, below it is a plateau
+    stabilization_threshold: float = weight(0.03)  # relative fall of the loss, below it is calm
     stabilization_steps: int = number(3, 1, COUNT)  # calm env-steps in a row of a stable host
-    # Relative rise of the loss, from which it is not calm.
-    regression_threshold: float = weight(0.05)
+    regression_threshold: float = weight(0.05)  # relative rise of the loss, from it on not calm
 
 
 @dataclass
 class GovernorConfig(Settings, path="governor."):
     """Loss watch and rollback, as esper-lite's tolaria/governor.py."""
 
-    # False: nothing is watched, a host that is lost stays lost until its episode ends.
-    enabled: bool = True
+    enabled: bool = True  # False: nothing is watched, a lost host stays lost to its episode's end
     # A loss diverges that is above the mean of the last ones by so many of their standard
     # deviations, above so many times that mean, and above so many nats.
     sensitivity: float = weight(6.0)  # standard deviations
@@ -147,8 +115,7 @@ class GovernorConfig(Settings, path="governor."):
     # Losses before divergence and collapse are judged.
     min_samples: int = number(10, 1, GUARD_WINDOW, note=f"{GUARD_WINDOW} losses are kept")
     death_penalty: float = weight(10.0)  # taken off the reward of the env-step of a rollback
-    # Env-steps between snapshots of a healthy host; one more follows every fossilisation.
-    snapshot_steps: int = number(5, 1, COUNT)
+    snapshot_steps: int = number(5, 1, COUNT)  # between two of a healthy host; and after fossils
 
 
 @dataclass
@@ -157,8 +124,7 @@ class EarlyStopConfig(Settings, path="early_stop."):
 
     # Env-steps in a row without a gain in validation accuracy, after which it ends.
     patience: int = number(0, 0, COUNT, note="0 = it never ends for want of gains")
-    # Percent points above the best so far, beyond which accuracy has gained.
-    min_delta: float = number(0.1, 0, 100)
+    min_delta: float = number(0.1, 0, 100)  # percent points above the best so far, for a gain
     min_steps: int = number(10, 1, COUNT)  # env-steps of an episode, before which it does not end
     # Times that a host went back to its snapshot, after which its episode ends.
     rollbacks: int = number(0, 0, COUNT, note="0 = however often it does")
@@ -173,10 +139,7 @@ class EarlyStopConfig(Settings, path="early_stop."):
 
 @dataclass
 class LossRewardConfig(Settings, path="reward.loss."):
-    """The loss family of rewards for CIFAR, as esper-lite's simic/rewards/loss_primary.py.
-
-    Losses are in nats.
-    """
+    """Rewards by the loss, in nats, for CIFAR, as esper-lite's simic/rewards/loss_primary.py."""
 
     loss_delta_weight: float = signed(5.0)  # of the fall of the loss
     max_loss_delta: float = weight(5.0)  # most that one env-step counts, in typical changes
@@ -200,8 +163,7 @@ class LossRewardConfig(Settings, path="reward.loss."):
 class AttributionConfig(Settings, path="attribution."):
     """Subsets validated at every env-step in envs of more than four blending seeds; else all."""
 
-    # Each two seeds on their own, n (n - 1) / 2 subsets; without them there are no interactions.
-    pairs: bool = True
+    pairs: bool = True  # each two on their own, n (n - 1) / 2 subsets; else no interactions
     # Orders of arrival for sampled Shapley values, n - 1 subsets each; 0 = none are given.
     shapley_samples: int = number(0, 0, 10_000, note="0 = none")
 
@@ -221,16 +183,13 @@ class RewardConfig(Settings, path="reward."):
     # Modes that are shared out over the envs instead: env n is paid by the one at n modulo their
     # number; [] = none.
     split: list[str] = choices((), REWARD_MODES, repeated=True, own=REWARD, least=0)
-    # Per-seed terms over all live slots, or the reference's rule.
-    scored_slots: str = choice("all", ("all", "target"))
+    scored_slots: str = choice("all", ("all", "target"))  # live ones, or the reference's rule
     # attribution
     contribution_weight: float = weight(1.0)  # reward per point of contribution
-    # Of that, where only the seed's own improvement is known.
-    proxy_confidence_factor: float = number(0.3, 0, 1)
+    proxy_confidence_factor: float = number(0.3, 0, 1)  # of it, if only improvement is known
     # Of progress and contribution.
     attribution_formula: str = choice("harmonic", ("harmonic", "minimum"))
-    # Of the discount where all seeds do harm.
-    attribution_sigmoid_steepness: float = number(3.0, 0, WEIGHT, "(]")
+    attribution_sigmoid_steepness: float = number(3.0, 0, WEIGHT, "(]")  # where all do harm
     improvement_safe_threshold: float = number(0.1, 0, 100)  # total gain that backs a contribution
     # Contribution over total gain that is suspect.
     hacking_ratio_threshold: float = number(5.0, 0, WEIGHT, "(]")
@@ -253,11 +212,9 @@ class RewardConfig(Settings, path="reward."):
     # In the mode net and in final tables, percent points per natural logarithm of the training FLOP
     # over those of the host alone in an episode; at most max_rent.
     flop_weight: EnvNumber = env_weight(0.0)
-    # Least parameters that growth is taken relative to.
-    rent_host_params_floor: int = number(200, 1, COUNT)
+    rent_host_params_floor: int = number(200, 1, COUNT)  # least that growth is relative to
     base_slot_rent_ratio: float = weight(0.0039)  # of the host's parameters, for a blending seed
-    # Of squared moves of alpha by the seed's share of parameters.
-    alpha_shock_coef: float = weight(0.1958)
+    alpha_shock_coef: float = weight(0.1958)  # of squared moves by the seed's share of parameters
     alpha_shock_cap: float = weight(1.0)  # most of it
     seed_occupancy_cost: EnvNumber = env_weight(0.01)  # per slot beyond the free ones
     free_slots: int = number(1, 0, COUNT)  # that cost nothing
@@ -280,23 +237,18 @@ class RewardConfig(Settings, path="reward."):
     prune_fossilized_penalty: float = signed(-1.0)  # of a fossil
     prune_hurting_bonus: float = signed(0.15)  # of a seed below the threshold
     prune_acceptable_bonus: float = signed(0.1)  # of another harmful one
-    # Of a useful one; also most of the ratio penalty.
-    prune_good_seed_penalty: float = number(-0.3, -WEIGHT, 0)
+    prune_good_seed_penalty: float = number(-0.3, -WEIGHT, 0)  # also most of the ratio penalty
     prune_hurting_threshold: float = number(-0.5, -100, 100)  # contribution
-    # Of a hurting seed, below which pruning it earns blame.
-    min_prune_bonus_age: int = number(3, 0, COUNT)
-    # Age, below which pruning an unmeasured seed earns blame.
-    early_prune_threshold: int = number(5, 0, COUNT)
+    min_prune_bonus_age: int = number(3, 0, COUNT)  # of a hurting seed, below it earns blame
+    early_prune_threshold: int = number(5, 0, COUNT)  # age, below it an unmeasured one does
     early_prune_penalty: float = signed(-0.1)  # what it costs
     auto_prune_penalty: float = signed(-0.2)  # per seed that a rollback removes
     # What the mode net pays for: percent points of accuracy, or hundredths of a nat of the loss.
     net_measure: str = choice("accuracy", ("accuracy", "loss"))
     # the end of the episode
-    # Reward per percent of final accuracy.
-    terminal_accuracy_weight: EnvNumber = env_number(0.05, -WEIGHT, WEIGHT)
+    terminal_accuracy_weight: EnvNumber = env_number(0.05, -WEIGHT, WEIGHT)  # per percent
     # basic and basic_plus
-    # Of the last change of accuracy, at 100 points.
-    basic_accuracy_delta_weight: float = signed(5.0)
+    basic_accuracy_delta_weight: float = signed(5.0)  # of the last change, at 100 points
     basic_fossilize_base_bonus: float = signed(0.3)  # of a proven seed
     basic_contribution_scale: float = signed(0.5)  # per point
     basic_fossilize_invalid_penalty: float = signed(-0.5)  # of a seed that is not holding
@@ -306,12 +258,10 @@ class RewardConfig(Settings, path="reward."):
     param_penalty_weight: EnvNumber = env_weight(0.1)  # of the parameters over the budget
     sparse_reward_scale: float = signed(1.0)  # of a final score in [-1, 1]
     # drip: what fossils of basic and basic_plus are paid later
-    # Of the bonus; forced to 0.7 in basic_plus where it is 0.
-    drip_fraction: float = number(0.0, 0, 1)
+    drip_fraction: float = number(0.0, 0, 1)  # of the bonus; in basic_plus 0 becomes 0.7
     max_drip_per_step: float = number(0.1, 0, WEIGHT, "(]")  # per fossil
     min_drip_steps: int = number(5, 1, COUNT)  # over which a pool is spread at least
-    # Of max_drip_per_step, that a harmful fossil takes back at most.
-    negative_drip_ratio: float = number(0.5, 0, 1)
+    negative_drip_ratio: float = number(0.5, 0, 1)  # of max_drip_per_step, taken back at most
     # ablations
     disable_pbrs: bool = False  # no shaping over stages
     disable_terminal_reward: bool = False  # nothing for the final accuracy
@@ -343,11 +293,6 @@ class RewardConfig(Settings, path="reward."):
 
 EPISODE_LENGTH = "early_stop.length"
 # Ranges of the settings of which each env can have its own, by their dotted names.
-ENV_SETTINGS = {
-    name: rule
-    for kind in (
-        *(TaskConfig, DataConfig, RewardConfig, LossRewardConfig),
-        *(EarlyStopConfig, GatesConfig, LifecycleConfig),
-    )
-    for name, rule in kind.env_ranges().items()
-}
+HOSTS: tuple[type[Settings], ...] = (TaskConfig, DataConfig, RewardConfig, LossRewardConfig)
+RULES: tuple[type[Settings], ...] = (EarlyStopConfig, GatesConfig, LifecycleConfig)
+ENV_SETTINGS = {name: rule for kind in (*HOSTS, *RULES) for name, rule in kind.env_ranges().items()}

@@ -19,7 +19,7 @@ def single_line(value: object) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Text of an error, or of its cause if ending a capture failed, too."""
+    """Text of an error, and of what it came after, as where ending a capture failed too."""
     message = f"{type(error).__name__}: {one_line(error)}"
     first = error.__context__
     after = f", after {type(first).__name__}: {one_line(first)}" if first is not None else ""

@@ -53,12 +53,10 @@ class TransformerConfig(Settings, path="task.transformer."):
     layers: int = number(3, 1, 1000)  # of attention and MLP each
     heads: int = number(2, 1, MAX_CHANNELS)  # of the attention in each layer
     context: int = number(64, 1, 65_536)  # T, tokens of a sequence
-    # Equal numbers of layers, with slot r0c{i} behind segment i.
-    segments: int = number(3, 1, 64)
+    segments: int = number(3, 1, 64)  # equal numbers of layers, with slot r0c{i} behind segment i
     dropout: float = number(0.0, 0, 1, "[)")  # of embeddings, attention weights and layers
     embedding_std: float = number(1.0, 0, 100, "(]")  # of the embeddings as they begin
-    # Memory of every worker for logits, MiB; losses are computed in as many pieces.
-    logits_mib: int = number(64, 1, 65_536)
+    logits_mib: int = number(64, 1, 65_536)  # MiB of logits per worker, pieces of the losses
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,8 +78,7 @@ class TaskConfig(Settings, path="task."):
     num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
     kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
-    # Outputs of the classifier; the data has no more. Of a transformer: tokens, V.
-    num_classes: int = number(10, 2, 100_000)
+    num_classes: int = number(10, 2, 100_000)  # as the data has, or more; of a transformer tokens
     # Where EnvNumber stands, each env can have its own; see config/ranges.py.
     host_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # of its seeds
@@ -93,8 +90,7 @@ class TaskConfig(Settings, path="task."):
     weight_decay: EnvNumber = env_number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
     max_grad_norm: EnvNumber = env_number(1.0, 0, WEIGHT, note="0 = no clipping")
-    # Optimiser steps between two measurements of seed gradients.
-    gradient_stride: int = number(10, 1, COUNT)
+    gradient_stride: int = number(10, 1, COUNT)  # optimiser steps between measured seed gradients
     # Those that may be germinated; users' own take the codes from 13 on, in this order.
     blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, GROWABLE, own=BLUEPRINT)
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
@@ -167,9 +163,7 @@ LOSS_SETTINGS = {"transformer": ("task.transformer.logits_mib",)}
 
 
 def blueprint_names(references: Sequence[str]) -> tuple[str, ...]:
-    """Names of the blueprints in settings, by code: the package's, then users' own as
-    `references`.
-    """
+    """Names of blueprints in settings, by code: the package's, then users' own as `references`."""
     return (*BLUEPRINT_NAMES, *filter(is_reference, references))
 
 
@@ -187,10 +181,9 @@ class DataConfig(Settings, path="data."):
     """Which samples, from where, and how an env-step draws them."""
 
     # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32, or the
-    # embedded text where hosts are transformers; npz: own
-    # images from the file root; given: own images that a program hands over; text: the embedded
-    # text, or the files of root; tinystories: stories of Eldan and Li 2023, from the internet;
-    # module:name: a data set of your own.
+    # embedded text where hosts are transformers; npz: own images from the file root; given: own
+    # images that a program hands over; text: the embedded text, or the files of root; tinystories:
+    # stories of Eldan and Li 2023, from the internet; module:name: a data set of your own.
     name: str = choice("auto", DATASETS, own=DATASET)
     # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), or an .npz of own
     # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
@@ -199,16 +192,13 @@ class DataConfig(Settings, path="data."):
     # anywhere.
     augment: bool = True
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
-    # Of the training samples, that an env draws; a smaller share is part of a larger one.
-    share: EnvNumber = env_number(1.0, 0, 1, "(]")
-    # Share of the training images of an env whose label is a random one, the same all round long.
-    label_noise: EnvNumber = env_number(0.0, 0, 1)
+    share: EnvNumber = env_number(1.0, 0, 1, "(]")  # of training samples; a larger one has it all
+    label_noise: EnvNumber = env_number(0.0, 0, 1)  # share of labels that are random in a round
     # Training images set aside for validation, which rewards, gates and observations see; 0 = a
     # fifth of them, at most 5,000. An .npz with val_images brings its own; synthetic images are
     # drawn for it, 0 = as many as test images.
     validation_images: int = number(0, 0, 10_000_000)
-    # Tokens of a sequence of text: task.transformer.context.
-    context: int = number(64, 1, 65_536)
+    context: int = number(64, 1, 65_536)  # tokens of a sequence of text: task.transformer.context
     # Of text. bytes: every byte of UTF-8 is a token; or a tokenizer.json, as Hugging Face's
     # tokenizers save it, or the name of one on its hub (the extra `text`).
     tokenizer: str = "bytes"
@@ -216,10 +206,8 @@ class DataConfig(Settings, path="data."):
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
     # Of own images with several channels each: nhwc has them last, nchw before height and width.
     layout: str = choice("nhwc", ("nhwc", "nchw"))
-    # How own images come to have 32x32 pixels; the rules stand in docs/images.md.
-    resize: str = choice("auto", ("auto", "pad", "scale", "stretch"))
-    # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = that of the
-    # training images.
+    resize: str = choice("auto", ("auto", "pad", "scale", "stretch"))  # to 32x32: docs/images.md
+    # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = as they have.
     mean: list[float] = numbers((), 0, 1, least=0)
     std: list[float] = numbers((), 0.001, 10, least=0)  # as mean, and given with it
 
@@ -304,7 +292,11 @@ class SlotSpec(NamedTuple):
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions."""
     if task.host == "transformer":
-        return _transformer_slots(task.transformer)
+        cfg = task.transformer
+        numbers = range(cfg.segments)
+        last = max(cfg.segments - 1, 1)
+        places = ((f"r0c{i}", 0, i, cfg.width, cfg.context, i / last, 1) for i in numbers)
+        return tuple(SlotSpec(*place) for place in places)
 
     def slot(row: int, block: int) -> SlotSpec:
         depth = block / (task.num_blocks - 1)
@@ -314,14 +306,6 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     blocks = range(task.num_blocks)
     after_pools = (slot(1, block) for block in blocks if task.pooled(block))
     return (*(slot(0, block) for block in blocks), *after_pools)
-
-
-def _transformer_slots(cfg: TransformerConfig) -> tuple[SlotSpec, ...]:
-    last = max(cfg.segments - 1, 1)
-    return tuple(
-        SlotSpec(f"r0c{number}", 0, number, cfg.width, cfg.context, number / last, 1)
-        for number in range(cfg.segments)
-    )
 
 
 def resolve_slots(task: TaskConfig, names: list[str]) -> list[str]:

@@ -105,9 +105,8 @@ def open_folder(path: Path) -> None:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        raise FolderError(
-            f"the cache folder {path} is a link or no folder: delete it ({error.strerror})"
-        ) from error
+        problem = f"is a link or no folder: delete it ({error.strerror})"
+        raise FolderError(f"the cache folder {path} {problem}") from error
     try:
         status = os.fstat(handle)
         mode = stat.S_IMODE(status.st_mode)
@@ -115,8 +114,8 @@ def open_folder(path: Path) -> None:
             reason = f"belongs to user {status.st_uid}: set XDG_CACHE_HOME to another"
             raise FolderError(f"the cache folder {path} {reason}")
         if mode & 0o022:
-            reason = f"others can write in the cache folder {path} (mode {mode:o}): delete it"
-            raise FolderError(reason)
+            problem = f"the cache folder {path} (mode {mode:o}): delete it"
+            raise FolderError(f"others can write in {problem}")
         if mode & 0o077:
             os.fchmod(handle, mode & 0o700)
     finally:

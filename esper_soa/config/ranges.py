@@ -1,7 +1,4 @@
-"""Ranges of settings: each stands in the line of its field, and is checked as they are made.
-
-Needs no torch.
-"""
+"""Ranges of settings: each stands in the line of its field, and is checked as it is made."""
 
 import math
 import re
@@ -44,9 +41,9 @@ class Settings:
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]
             value = vars(self)[item.name]
-            if RULE in item.metadata:
-                item.metadata[RULE].check(self.path + item.name, value)
             rule = item.metadata.get(RULE)
+            if rule is not None:
+                rule.check(self.path + item.name, value)
             if isinstance(rule, EnvRange) and not isinstance(value, str):
                 # a union has kept 1 as an int, and 1.0 as a float
                 vars(self)[item.name] = int(value) if rule.whole else float(value)
@@ -60,11 +57,8 @@ class Settings:
     @property
     def differing(self) -> tuple[str, ...]:
         """Those of `env_ranges` that do differ by env."""
-        return tuple(
-            name
-            for name in self.env_ranges()
-            if isinstance(vars(self)[name.removeprefix(self.path)], str)
-        )
+        own = {name: vars(self)[name.removeprefix(self.path)] for name in self.env_ranges()}
+        return tuple(name for name, value in own.items() if isinstance(value, str))
 
     def number(self, name: str) -> float:
         """The number of a field, the same for all envs; SettingError where each has its own."""
@@ -198,9 +192,8 @@ class TextPattern(Rule):
         return self.described
 
 
-FOLDER = TextPattern(
-    NAME_PATTERN, "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
-)
+FOLDER_NAME = "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
+FOLDER = TextPattern(NAME_PATTERN, FOLDER_NAME)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import Parameter, signature
-from types import ModuleType
 from typing import TypeVar
 
 from esper_soa.config.errors import SettingError, one_line
@@ -19,14 +18,8 @@ from esper_soa.config.errors import SettingError, one_line
 RAISES = "it raises"  # in a finding, before what a user's code raised
 # What code of a user's may raise where it is called to be looked at.
 RAISED = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
+    *(RuntimeError, TypeError, ValueError),
 )
 BLUEPRINT = "blueprint"  # kinds of parts
 HOST = "host"
@@ -39,8 +32,6 @@ NAME = r"[A-Za-z_][\w-]{0,59}"
 REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
 Part = Callable[..., object]
 Marked = TypeVar("Marked", bound=Part)
-
-
 Mark = Callable[[Marked], Marked]  # a decorator that gives back what it is given
 
 
@@ -147,15 +138,21 @@ def find(kind: str, reference: str, setting: str) -> Part:
     What the module itself raises while it is imported is not caught.
     """
     place, _, name = reference.partition(":")
-    parts = {id(part): part for part in vars(_import_part(place, reference, setting)).values()}
+    try:
+        module = importlib.import_module(place)
+    except ImportError as error:
+        absent = f"{error.name}." if isinstance(error, ModuleNotFoundError) else " "
+        missing = f"{place}.".startswith(absent)
+        remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
+        allowed = f"module:name of a module that can be imported ({one_line(error)})"
+        raise SettingError(setting, reference, allowed, remedy) from error
+    parts = {id(part): part for part in vars(module).values()}
     marked_parts = [(marked_name(kind, part), part) for part in parts.values()]
     named = [part for own_name, part in marked_parts if own_name == name]
     if not named:
         article = "an" if kind == AGENT else "a"
-        available = (
-            ", ".join(sorted(own_name for own_name, _ in marked_parts if own_name)) or "none"
-        )
-        allowed = f"{article} {kind} that {place} registers ({available})"
+        available = ", ".join(sorted(own_name for own_name, _ in marked_parts if own_name))
+        allowed = f"{article} {kind} that {place} registers ({available or 'none'})"
         remedy = f'@esper_soa.{kind}("{name}") above a function or class there registers it.'
         raise SettingError(setting, reference, allowed, remedy)
     if len(named) > 1:
@@ -190,18 +187,6 @@ def num_required(part: Part) -> int:
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     parameters = signature(part).parameters.values()
     return sum(one.kind in kinds and one.default is Parameter.empty for one in parameters)
-
-
-def _import_part(place: str, reference: str, setting: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(
-            f"{error.name}."
-        )
-        remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
-        allowed = f"module:name of a module that can be imported ({one_line(error)})"
-        raise SettingError(setting, reference, allowed, remedy) from error
 
 
 def _mark(kind: str) -> str:

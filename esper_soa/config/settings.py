@@ -14,25 +14,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from esper_soa.config import env, nets
 from esper_soa.config.agent import POLICIES, SCRATCH, PolicyConfig
 from esper_soa.config.arguments import check_key
-from esper_soa.config.env import (
-    AttributionConfig,
-    EarlyStopConfig,
-    GatesConfig,
-    GovernorConfig,
-    LifecycleConfig,
-    RewardConfig,
-    SignalsConfig,
-)
 from esper_soa.config.errors import UserError, check, single_line
-from esper_soa.config.nets import (
-    SIZE_SETTINGS,
-    DataConfig,
-    TaskConfig,
-    resolve_slots,
-    sort_slots,
-)
 from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
@@ -62,19 +47,16 @@ TRACKER_FOLDER = Path(__file__).parents[1] / "lab/telemetry/trackers"
 TRACKERS = tuple(sorted(one.name for one in iter_modules([str(TRACKER_FOLDER)])))
 # of telemetry: each writes what those before it write, and more
 LEVELS = ("off", "rounds", "events", "full")
-WIDTHS = " or ".join(names[0] for names in SIZE_SETTINGS.values())
+WIDTHS = " or ".join(names[0] for names in nets.SIZE_SETTINGS.values())
 # what makes a run smaller
-LOWER = (
-    f"envs, batch_size, steps, train_samples, the width of the hosts ({WIDTHS}), "
-    "policy.network.hidden or compute.env_chunk"
-)
+LOWER = f"envs, batch_size, steps, train_samples, the width of the hosts ({WIDTHS}), "
+LOWER += "policy.network.hidden or compute.env_chunk"
 Kind = TypeVar("Kind", bound=Settings)
 
 
 @dataclass
 class ComputeConfig(Settings, path="compute."):
-    """Layout of the work on the device. All but `precision` change speed, and results only by
-    rounding."""
+    """Layout of the work on the device; all but `precision` change results by rounding alone."""
 
     # CPU threads that share the chunks of envs; 1 on a GPU.
     workers: int = number(0, 0, 1024, note="0 = one per usable core")
@@ -83,8 +65,7 @@ class ComputeConfig(Settings, path="compute."):
     threads: int = number(0, 0, 1024, note="0 = 1")
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
-    # Of the hosts: float32, bfloat16, float16; see nets/precision.py.
-    precision: str = choice("auto", ("auto", "float32", "bfloat16", "float16"))
+    precision: str = choice("auto", ("auto", "float32", "bfloat16", "float16"))  # of the hosts
     # Kernels of the state machine as compiled code: auto = on a CPU those that the cache has, on =
     # compile before the run; see runtime/step_cache.py and compilation.py.
     compile: str = choice("auto", SWITCHES)
@@ -118,20 +99,16 @@ class AnomalyConfig(Settings, path="telemetry.anomaly."):
     # Updates in a row before entropy, explained variance, value loss, Bellman error or gradient
     # drift counts.
     patience: int = number(3, 1, COUNT)
-    # Times entropy_collapse, above which a head counts as recovered.
-    entropy_recovery: float = number(1.5, 1, WEIGHT)
+    entropy_recovery: float = number(1.5, 1, WEIGHT)  # times it, above which a head recovered
 
 
 @dataclass
 class TelemetryConfig(Settings, path="telemetry."):
     """Console output and recording of a run."""
 
-    # Rounds: a line per round and episode; events: tables too; full: all of them.
-    level: str = choice("events", LEVELS)
-    # Least seconds between two writings of the round in progress.
-    write_interval: float = number(10.0, 0, 86_400)
-    # Envs: below the bar a table of every env; from level events on.
-    console: str = choice("bar", ("bar", "envs"))
+    level: str = choice("events", LEVELS)  # rounds: lines of JSON; events: tables too; full: all
+    write_interval: float = number(10.0, 0, 86_400)  # seconds between writings of a round
+    console: str = choice("bar", ("bar", "envs"))  # envs: a table below the bar, from events on
     progress: str = choice("auto", PROGRESS_STYLES)  # auto: live on a terminal, else plain lines
     plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
     anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
@@ -158,17 +135,16 @@ class WorldConfig(Settings):
     val_samples: int = number(256, 1, COUNT)  # V, validation images per env-step and env
     # Of the host, that may hold seeds; a number stands for so many from the first on.
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
-    # Seeds that may be in one host at the same time.
-    max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
-    task: TaskConfig = field(default_factory=TaskConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
-    gates: GatesConfig = field(default_factory=GatesConfig)
-    signals: SignalsConfig = field(default_factory=SignalsConfig)
-    governor: GovernorConfig = field(default_factory=GovernorConfig)
-    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
-    attribution: AttributionConfig = field(default_factory=AttributionConfig)
+    max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")  # in a host at a time
+    task: nets.TaskConfig = field(default_factory=nets.TaskConfig)
+    data: nets.DataConfig = field(default_factory=nets.DataConfig)
+    reward: env.RewardConfig = field(default_factory=env.RewardConfig)
+    lifecycle: env.LifecycleConfig = field(default_factory=env.LifecycleConfig)
+    gates: env.GatesConfig = field(default_factory=env.GatesConfig)
+    signals: env.SignalsConfig = field(default_factory=env.SignalsConfig)
+    governor: env.GovernorConfig = field(default_factory=env.GovernorConfig)
+    early_stop: env.EarlyStopConfig = field(default_factory=env.EarlyStopConfig)
+    attribution: env.AttributionConfig = field(default_factory=env.AttributionConfig)
 
 
 # Settings that each of several tasks may have of its own.
@@ -184,8 +160,7 @@ class TrainConfig(WorldConfig):
     device: str = word("auto", DEVICE)  # auto, cpu, cuda, cuda:<index>
     # K, processes that share out the envs: one per GPU, or per group of cores of a CPU.
     ranks: int = number(1, 1, 65_536, note="at most envs")
-    # Times that all ranks begin again at the newest checkpoint where one was lost.
-    restarts: int = number(0, 0, COUNT, note="0 = the run ends there")
+    restarts: int = number(0, 0, COUNT, note="0 = the run ends there")  # of all, if one is lost
     run_dir: str = ""  # folder of the run; "" = runs/<name>/<time>
     rounds: int = number(10, 1, COUNT)  # episodes of every env, each followed by one policy update
     steps: int = number(40, 1, 1_000_000)  # env-steps per episode
@@ -196,18 +171,14 @@ class TrainConfig(WorldConfig):
     worlds: dict[str, WorldConfig] = field(default_factory=dict)
     # What plays the last rounds too, for the final table.
     control: str = choice("wait", ("none", *CONTROLS), own=AGENT)
-    # Last rounds that the control plays; all where there are fewer.
-    control_rounds: int = number(1, 1, COUNT)
+    control_rounds: int = number(1, 1, COUNT)  # last ones, that the control plays
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
     checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
     track: list[str] = choices((), TRACKERS, least=0)  # trackers, told the numbers of every round
-    # Phases: where the time goes; torch: a trace of a few env-steps.
-    profile: str = choice("off", ("off", "phases", "torch"))
-    # Leave report.html at the end of the run, where the extra `report` is installed.
-    report: bool = True
-    # A checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir.
-    resume: str = ""
+    profile: str = choice("off", ("off", "phases", "torch"))  # phases: shares; torch: a trace
+    report: bool = True  # leave report.html at the end, where the extra `report` is installed
+    resume: str = ""  # a checkpoint or run folder to go on from; auto = the newest there is
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
@@ -218,10 +189,10 @@ class TrainConfig(WorldConfig):
         self._check_batches()
         if self.task.host == "transformer" and self.data.name == "auto" and not self.data.root:
             self.data = replace(self.data, name="text", context=self.task.transformer.context)
-        self.slots = resolve_slots(self.task, list(self.slots))
+        self.slots = nets.resolve_slots(self.task, list(self.slots))
         own_host = is_reference(self.task.host)
         if not own_host:  # those of a user's own host, which needs torch, later
-            sort_slots(self.task, list(self.slots))
+            nets.sort_slots(self.task, list(self.slots))
         allowed = f"another control with task.host={self.task.host}"
         remedy = "The package cannot make a host of your own wider."
         self.require(not own_host or self.control != "static_large", "control", allowed, remedy)
@@ -236,10 +207,8 @@ class TrainConfig(WorldConfig):
     @property
     def by_task(self) -> dict[str, "TrainConfig"]:
         """The settings of each task as if it were played alone, by its name; of one these."""
-        alone = {
-            name: replace(self, tasks=[], worlds={}, **vars(world))
-            for name, world in self.worlds.items()
-        }
+        worlds = {name: vars(world) for name, world in self.worlds.items()}
+        alone = {name: replace(self, tasks=[], worlds={}, **own) for name, own in worlds.items()}
         return alone or {self.task.name: self}
 
     @property
@@ -314,8 +283,7 @@ class EvaluateConfig(Settings):
     policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES, own=AGENT)
     episodes: int = number(4, 1, 1_000_000)  # of every env and policy
     envs: int = number(0, 0, MAX_ENVS, note="0 = as many as in training")  # N
-    # Of the evaluation's own hosts, data orders and draws, which training never meets.
-    seed: int = number(0, 0, MAX_SEED)
+    seed: int = number(0, 0, MAX_SEED)  # of hosts, orders and draws that training never meets
     deterministic: bool = True  # the learned policy takes its likeliest choice instead of sampling
     confidence: float = number(0.95, 0, 1, "()")  # of the intervals
     name: str = word("evaluation")  # names its folder

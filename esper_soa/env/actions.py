@@ -1,35 +1,83 @@
-"""The formats of actions that callers may use: a record, heads by name, rows of heads or numbers of
-joint actions. Illegal actions never reach an env.
-"""
+"""The formats of actions that callers may use; illegal actions never reach an env."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.env.joint import JointActions
 from esper_soa.env.legal import illegal_choices, obey
-from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, HEADS
+from esper_soa.state import Action, Masks, stage_in
+from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES
 
 ActionLike = Action | Mapping[str, object] | Tensor | np.ndarray
 ChoiceNames = Mapping[str, Mapping[str, int]]  # by head: its choices, by name
 
 
+class JointActions:
+    """A row per distinct combination of choices, for hosts with S slots: `rows` int64 [K, 8] in
+    HEADS order, row 0 is WAIT.
+
+    Heads that an op does not read keep their placeholders, so no two rows mean the same. The order
+    is that of ops, and within an op that of slots, blueprints, styles and so on.
+    """
+
+    def __init__(self, num_slots: int, blueprints: Tensor) -> None:
+        """blueprints: bool [P], by code, that may be germinated; its device is the table's."""
+        codes = blueprints.nonzero().flatten().tolist()
+        rows = [row for op in range(len(OP_NAMES)) for row in _rows(op, num_slots, codes)]
+        self.rows = torch.tensor(rows, dtype=torch.int64, device=blueprints.device)
+        columns = dict(zip(HEAD_NAMES, self.rows.unbind(1), strict=True))
+        self.op = columns["op"]
+        self.slot = columns["slot"]
+        # Of the heads beside slot and op: their choices, and bool [K], rows whose op reads them.
+        heads = [(head.name, head.ops) for head in DETAIL_HEADS]
+        self.details = [(name, columns[name], stage_in(self.op, ops)) for name, ops in heads]
+
+    def __len__(self) -> int:
+        """K."""
+        return len(self.rows)
+
+    def action(self, index: Tensor) -> Action:
+        """The factored action of rows `index` int64 [N]; ValueError for a number that is no row."""
+        if bool(((index < 0) | (index >= len(self))).any()):
+            raise ValueError(f"joint actions are 0 to {len(self) - 1}, not {index.tolist()}")
+        heads = dict(zip(HEAD_NAMES, self.rows[index].unbind(1), strict=True))
+        return Action.from_dict(heads, batch_size=index.shape)
+
+    def mask(self, masks: Masks) -> Tensor:
+        """bool [N, K]: the rows that are legal; `masks` [N] as in a View."""
+        legal = masks.op[:, self.op] & masks.slot_by_op[:, self.op, self.slot]
+        for name, choice, relevant in self.details:
+            legal = legal & (masks.get(name)[:, choice] | ~relevant)
+        return legal
+
+
+def _rows(op: int, num_slots: int, blueprints: list[int]) -> list[tuple[int, ...]]:
+    """Every choice of the heads that the op reads, the others at their placeholders."""
+    choices: list[list[int]] = []
+    for head in HEADS:
+        if head.name == "op":
+            choices.append([op])
+        elif op not in head.ops:
+            choices.append([head.placeholder])
+        elif head.name == "blueprint":
+            choices.append(blueprints)
+        else:
+            choices.append(list(range(len(head.names) or num_slots)))
+    return list(product(*choices))
+
+
 def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor) -> ChoiceNames:
     """Names that an action may use; blueprints: by code, legal: bool [P], may be germinated."""
     codes = legal.nonzero().flatten().tolist()
-    choices = {
-        head.name: {name: choice for choice, name in enumerate(head.names)} for head in HEADS
-    }
-    choices["slot"] = {name: number for number, name in enumerate(slots)}
+    named = {head.name: head.names for head in HEADS} | {"slot": slots}
+    choices = {head: {name: code for code, name in enumerate(own)} for head, own in named.items()}
     return choices | {"blueprint": {blueprints[code]: code for code in codes}}
 
 
-def read_action(
-    action: ActionLike, num_envs: int, joint: JointActions, names: ChoiceNames
-) -> Action:
+def read_action(action: ActionLike, count: int, joint: JointActions, names: ChoiceNames) -> Action:
     """`action` as a record [N].
 
     action: an Action; choices by head, one for all envs or a sequence [N], each a number or a name
@@ -43,33 +91,23 @@ def read_action(
         if unknown:
             unknown_text = ", ".join(sorted(map(str, unknown)))
             raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {unknown_text}")
-        heads = {
-            head.name: _numbers(head.name, action[head.name], names[head.name])
-            if head.name in action
-            else head.placeholder
-            for head in HEADS
-        }
+        heads = {head.name: head.placeholder for head in HEADS}
+        heads |= {head: _numbers(head, value, names[head]) for head, value in action.items()}
     else:
         rows = _integers("actions", action, joint.rows.device)
-        if rows.shape == (num_envs,):
+        if rows.shape == (count,):
             return joint.action(rows)
-        if rows.shape != (num_envs, len(HEADS)):
-            raise ValueError(
-                f"actions are numbers [{num_envs}] of joint actions or choices [{num_envs}, "
-                f"{len(HEADS)}], not {list(rows.shape)}"
-            )
+        if rows.shape != (count, len(HEADS)):
+            allowed = f"numbers [{count}] of joint actions or choices [{count}, {len(HEADS)}]"
+            raise ValueError(f"actions are {allowed}, not {list(rows.shape)}")
         heads = dict(zip(HEAD_NAMES, rows.unbind(1), strict=True))
     choices = {name: _integers(name, value, joint.rows.device) for name, value in heads.items()}
     for name, choice in choices.items():
-        if choice.ndim > 1 or choice.numel() not in (1, num_envs):
-            raise ValueError(
-                f"the {name} head takes a number or one for each of {num_envs} envs, not "
-                f"{choice.shape}"
-            )
-    return Action.from_dict(
-        {name: choice.reshape(-1).expand(num_envs) for name, choice in choices.items()},
-        batch_size=[num_envs],
-    )
+        if choice.ndim > 1 or choice.numel() not in (1, count):
+            allowed = f"a number or one for each of {count} envs"
+            raise ValueError(f"the {name} head takes {allowed}, not {choice.shape}")
+    each = {name: choice.reshape(-1).expand(count) for name, choice in choices.items()}
+    return Action.from_dict(each, batch_size=[count])
 
 
 def _numbers(head: str, value: object, names: Mapping[str, int]) -> object:

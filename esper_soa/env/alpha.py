@@ -1,7 +1,4 @@
-"""Alpha ramps: how a seed's weight in its host's activations changes per tick.
-
-Every function works elementwise over any batch shape.
-"""
+"""Alpha ramps: how a seed's weight in its host's activations changes per tick, elementwise."""
 
 import math
 
@@ -75,9 +72,8 @@ def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:
     done = torch.where(moving, torch.minimum(ramp.done + 1, ramp.length), ramp.done)
     complete = moving & (done >= ramp.length)
     time = done.to(ramp.alpha.dtype) / ramp.length.clamp(min=1)
-    path = ramp.start + (ramp.target - ramp.start) * curve_progress(
-        time, ramp.curve, ramp.steepness
-    )
+    progress = curve_progress(time, ramp.curve, ramp.steepness)
+    path = ramp.start + (ramp.target - ramp.start) * progress
     low = torch.minimum(ramp.start, ramp.target)
     high = torch.maximum(ramp.start, ramp.target)
     path = torch.minimum(torch.maximum(path, low), high)

@@ -72,9 +72,7 @@ def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.
 
 
 def prefix_codes(orders: Tensor) -> Tensor:
-    """Players present after 0, 1, ..., n arrivals, as bit masks [P, n + 1] of orders int64 [P,
-    n].
-    """
+    """Players after 0, 1, ..., n arrivals, as bit masks [P, n + 1] of orders int64 [P, n]."""
     bits = torch.ones_like(orders) << orders
     return torch.cat((torch.zeros_like(bits[:, :1]), bits.cumsum(1)), 1)
 
@@ -111,9 +109,8 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     bits = 1 << torch.arange(num_slots, device=subset.device)
     codes = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
     value, known = lookup(subset, accuracy, codes.expand(subset.shape[0], -1))
-    joint, pair_known = (
-        part[:, :-1].unflatten(1, (num_slots, num_slots)) for part in (value, known)
-    )
+    square = num_slots, num_slots
+    joint, pair_known = (part[:, :-1].unflatten(1, square) for part in (value, known))
     # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated
     # function, and says so.
     single = value[:, : num_slots**2 : num_slots + 1]
@@ -123,17 +120,15 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     return torch.where(valid, joint - single[:, :, None] - single[:, None, :] + none, 0.0)
 
 
-def attribute(
-    measurements: Measurements, slots: Slots, orders: Tensor | None = None
-) -> Attribution:
+def attribute(measured: Measurements, slots: Slots, orders: Tensor | None = None) -> Attribution:
     """Everything the rewards, gates and observations need from this env-step's subset rows.
 
     orders: int64 [P, S], see `sampled_shapley_values`, for envs without all subsets; None leaves
     their Shapley values at 0.
     """
-    subset = measurements.subset
-    accuracy = measurements.accuracy
-    ablated = measurements.ablated
+    subset = measured.subset
+    accuracy = measured.accuracy
+    ablated = measured.ablated
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)

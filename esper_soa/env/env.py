@@ -17,9 +17,7 @@ from esper_soa.state import Action, EnvState, Masks, Observation, View
 
 
 class Observer:
-    """Told of the phases of env-steps, rounds and runs; this one does nothing. See
-    training/profile.py.
-    """
+    """Told of phases of env-steps, rounds, runs (training/profile.py); this one does nothing."""
 
     def on_phase_end(self, phase: str) -> None:
         """Called at the end of `phase`."""
@@ -102,9 +100,8 @@ class Env:
         observer.on_phase_end("data")
         state, measured = measure_(rules, world.weights, self.state, data, observer.on_phase_end)
         restarted = state.guard.panic
-        measured, recorded = world.kernels.guard_and_observe_(
-            rules, world.weights, state, measured, world.kernel_values
-        )
+        given = world.weights, state, measured, world.kernel_values
+        measured, recorded = world.kernels.guard_and_observe_(rules, *given)
         observer.on_phase_end("state")
         state, attribution, masks, observation = recorded
         view = self._view(state, masks, observation)
@@ -121,9 +118,8 @@ class Env:
         if self.observed is None:
             message = "nothing has been observed since the last action"
             raise RuntimeError(f"{message}: call reset, or observe_, first")
-        result = self.world.kernels.respond(
-            self.world.rules, self.observed, action, self.world.kernel_values
-        )
+        world = self.world
+        result = world.kernels.respond(world.rules, self.observed, action, world.kernel_values)
         self.state = result.state
         self.observed = None
         self.step_number += 1

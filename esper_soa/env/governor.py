@@ -81,9 +81,8 @@ def allow_only_wait(masks: Masks, where: Tensor) -> Masks:
         return masks
     allowed = ~where[:, None] | (torch.arange(masks.op.shape[1], device=where.device) == Op.WAIT)
     op = masks.op & allowed
-    fixed = {
-        head.name: masks.get(head.name) & allowed_choices(head, op) for head in HEADS if head.fixed
-    }
+    heads = [head for head in HEADS if head.fixed]
+    fixed = {head.name: masks.get(head.name) & allowed_choices(head, op) for head in heads}
     return masks.replace(op=op, slot_by_op=masks.slot_by_op & allowed[:, :, None], **fixed)
 
 

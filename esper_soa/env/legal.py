@@ -46,10 +46,7 @@ def available_heads(op_mask: Tensor) -> Tensor:
 
 
 def illegal_heads(action: Action, masks: Masks) -> Tensor:
-    """bool [N, 8] in HEADS order: the head matters, its choice is not offered; or an illegal op.
-
-    Choices may be any numbers.
-    """
+    """bool [N, 8] in HEADS order, of any numbers: the head matters, its choice is not offered."""
     op = action.op.clamp(0, masks.op.shape[-1] - 1)
     legal_op = _offered(masks.op, action.op)
     allowed = head_masks(masks, op)
@@ -69,9 +66,7 @@ def _offered(mask: Tensor, choice: Tensor) -> Tensor:
 
 
 def illegal_choices(action: Action, masks: Masks) -> list[str]:
-    """The first choice of every head that is not legal, in words; irrelevant heads are ignored.
-    Reads from the device.
-    """
+    """The first illegal choice of every head that matters, in words. Reads from the device."""
     rows = illegal_heads(action, masks)
     if not bool(rows.any()):
         return []

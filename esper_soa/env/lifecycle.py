@@ -130,9 +130,8 @@ def apply(
     An op that is not applicable, or whose gate fails, changes nothing and has no success.
     """
     op = effective_op(slots, ramp, action, cfg)
-    orders = decode(
-        action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT)
-    )
+    target = target_slot(action, slots.stage.shape[-1])
+    orders = decode(action, torch.where(target, op.unsqueeze(-1), Op.WAIT))
     slots, ramp, done = execute_orders(slots, ramp, orders, accuracy, gates)
     success = done.any(-1)
     outcome = ActionOutcome(
@@ -212,18 +211,15 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
     return following
 
 
-def _split_prunes(
-    slots: Slots, ramp: Ramp, pruning: Tensor, length: Tensor
-) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice, of the seeds in `pruning`: removed at once (length 0, not blending yet, or
-    a stage without ramps); fading out first, in `length` ticks.
+def _split_prunes(slots: Slots, ramp: Ramp, where: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """bool [N, S] twice, of the seeds `where`: removed at once (length 0, not blending yet, or a
+    stage without ramps); fading out first, in `length` ticks.
     """
     at_once = (length <= 0) | (slots.alpha <= 0)
     has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
     is_resting = at_rest(ramp.mode)
-    return pruning & (
-        at_once | (is_resting & ~has_ramp)
-    ), pruning & ~at_once & is_resting & has_ramp
+    is_removed = where & (at_once | (is_resting & ~has_ramp))
+    return is_removed, where & ~at_once & is_resting & has_ramp
 
 
 def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> Slots:
@@ -265,15 +261,14 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
     holding = moved & (stage == Stage.HOLDING)
     fossil = moved & (stage == Stage.FOSSILIZED)
     pruned = moved & (stage == Stage.PRUNED)
+    accuracy = slots.accuracy_current
     slots = slots.replace(
         stage=stage,
         stage_age=torch.where(moved, 0, slots.stage_age),
         previous_stage=torch.where(moved, slots.stage, slots.previous_stage),
         previous_stage_age=torch.where(moved, slots.stage_age, slots.previous_stage_age),
-        accuracy_stage_start=torch.where(moved, slots.accuracy_current, slots.accuracy_stage_start),
-        accuracy_blending_start=torch.where(
-            blending, slots.accuracy_current, slots.accuracy_blending_start
-        ),
+        accuracy_stage_start=torch.where(moved, accuracy, slots.accuracy_stage_start),
+        accuracy_blending_start=torch.where(blending, accuracy, slots.accuracy_blending_start),
         blending_started=slots.blending_started | blending,
         alpha=torch.where(holding | fossil, 1.0, torch.where(pruned, 0.0, slots.alpha)),
         fresh_momentum=slots.fresh_momentum | fossil,
@@ -301,9 +296,8 @@ def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> 
         stage_age=slots.stage_age + embargoed,
         seed_age=slots.seed_age + embargoed,
     )
-    slots, ramp = enter(
-        slots, ramp, _stage_after_tick(slots, ramp, cfg, check_gates(slots, ramp, gates))
-    )
+    passed = check_gates(slots, ramp, gates)
+    slots, ramp = enter(slots, ramp, _stage_after_tick(slots, ramp, cfg, passed))
     return _reset_empty_slots(slots, ramp)
 
 
@@ -319,10 +313,8 @@ def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: Gat
     for (before, _), forwards in zip(ADVANCES, by_itself, strict=True):
         if forwards:
             stage = torch.where(stage_before == before, advanced, stage)
-    has_faded = (
-        (stage_before == Stage.BLENDING) & is_at_target(ramp) & (ramp.target <= ALPHA_TOLERANCE)
-    )
-    stage = torch.where(has_faded, Stage.PRUNED, stage)
+    has_faded = is_at_target(ramp) & (ramp.target <= ALPHA_TOLERANCE)
+    stage = torch.where((stage_before == Stage.BLENDING) & has_faded, Stage.PRUNED, stage)
     stage = torch.where(stage_before == Stage.PRUNED, Stage.EMBARGOED, stage)
     old_enough = slots.stage_age >= steps_by_slot(cfg.embargo_steps)
     has_served = (stage_before == Stage.EMBARGOED) & old_enough

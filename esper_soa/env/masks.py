@@ -25,13 +25,8 @@ from esper_soa.vocabulary import (
 
 # A seed in one of them, not yet blending or on its way out, blocks germination in every slot of its
 # env.
-UNSETTLED_STAGES = (
-    Stage.GERMINATED,
-    Stage.TRAINING,
-    Stage.PRUNED,
-    Stage.EMBARGOED,
-    Stage.RESETTING,
-)
+COOLING_STAGES = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+UNSETTLED_STAGES = (Stage.GERMINATED, Stage.TRAINING, *COOLING_STAGES)
 # Where ADVANCE leads, one gate after the other, as does a gate that forwards by itself: (from, to),
 # in order of life.
 ADVANCES = (

@@ -18,45 +18,23 @@ TEMPO_SCALE = 12.0
 OBSERVED_HISTORY = 5
 UNKNOWN = -1.0  # stands for a value that was never measured
 FRESHNESS_DECAY = 0.995  # per env-step since the contribution was measured
-OBSERVED_STAGES = tuple(
-    code for code in range(len(STAGE_NAMES)) if code not in (Stage.RETIRED, Stage.EMPTY)
-)
+UNOBSERVED = (Stage.RETIRED, Stage.EMPTY)
+OBSERVED_STAGES = tuple(code for code in range(len(STAGE_NAMES)) if code not in UNOBSERVED)
 _LAGS = range(OBSERVED_HISTORY - 1, -1, -1)
 ENV_FEATURES = (
-    "step",
-    "val_loss",
-    "val_accuracy",
+    *("step", "val_loss", "val_accuracy"),
     *(f"val_loss_{lag}_ago" for lag in _LAGS),
     *(f"val_accuracy_{lag}_ago" for lag in _LAGS),
-    "training_share",
-    "blending_share",
-    "holding_share",
-    "last_success",
+    *("training_share", "blending_share", "holding_share", "last_success"),
     *(f"last_op_{name}" for name in OP_NAMES),
 )
 SLOT_FEATURES = (
     "active",
     *(f"stage_{STAGE_NAMES[stage]}" for stage in OBSERVED_STAGES),
-    "alpha",
-    "contribution",
-    "contribution_velocity",
-    "tempo",
-    "alpha_target",
-    "alpha_mode",
-    "ramp_length",
-    "ramp_done",
-    "ramp_left",
-    "alpha_velocity",
-    "blend",
-    "interaction_sum",
-    "gradient_norm",
-    "gradient_health",
-    "gradient_vanishing",
-    "gradient_exploding",
-    "previous_health",
-    "stage_age",
-    "contribution_freshness",
-    "seed_age",
+    *("alpha", "contribution", "contribution_velocity", "tempo", "alpha_target", "alpha_mode"),
+    *("ramp_length", "ramp_done", "ramp_left", "alpha_velocity", "blend", "interaction_sum"),
+    *("gradient_norm", "gradient_health", "gradient_vanishing", "gradient_exploding"),
+    *("previous_health", "stage_age", "contribution_freshness", "seed_age"),
 )
 NUM_ENV_FEATURES = len(ENV_FEATURES)
 NUM_SLOT_FEATURES = len(SLOT_FEATURES)
@@ -88,9 +66,7 @@ def observe(state: EnvState, max_steps: int, settings: Sequence[Tensor] = ()) ->
 
 
 def feature_names(slot_names: tuple[str, ...], settings: Sequence[str] = ()) -> tuple[str, ...]:
-    """Name of every feature, in order; `slot_names` are the slots' names in slot order,
-    `settings` those of settings that the policy observes.
-    """
+    """Name of every feature, in order; settings: those that the policy observes."""
     seeds = (f"{name}.{feature}" for name in slot_names for feature in SLOT_FEATURES)
     return (*ENV_FEATURES, *settings, *seeds)
 
@@ -119,31 +95,23 @@ def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_step
     ops = torch.arange(len(OP_NAMES), device=stage.device)
     is_frozen = stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED))
     shares = (stage == Stage.TRAINING, stage == Stage.BLENDING, is_frozen)
-    scalars = (
-        _progress(signals.step, max_steps),
-        _symlog(signals.val_loss) / SYMLOG_SCALE,
-        signals.val_accuracy / PERCENT,
+    loss = _symlog(signals.val_loss) / SYMLOG_SCALE
+    parts = (
+        torch.stack((_progress(signals.step, max_steps), loss, signals.val_accuracy / PERCENT), -1),
+        torch.where(recorded, losses, UNKNOWN),
+        torch.where(recorded, accuracies, UNKNOWN),
+        torch.stack([share.to(losses.dtype).mean(-1) for share in shares], -1),
+        signals.last_success.unsqueeze(-1).to(losses.dtype),
+        (signals.last_op.unsqueeze(-1) == ops).to(losses.dtype),
     )
-    return torch.cat(
-        (
-            torch.stack(scalars, -1),
-            torch.where(recorded, losses, UNKNOWN),
-            torch.where(recorded, accuracies, UNKNOWN),
-            torch.stack([share.to(losses.dtype).mean(-1) for share in shares], -1),
-            signals.last_success.unsqueeze(-1).to(losses.dtype),
-            (signals.last_op.unsqueeze(-1) == ops).to(losses.dtype),
-        ),
-        -1,
-    )
+    return torch.cat(parts, -1)
 
 
-def slot_features(
-    slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_steps: int
-) -> Tensor:
+def slot_features(slots: Slots, ramp: Ramp, speed: Tensor, left: Tensor, max_steps: int) -> Tensor:
     """float64 [N, S, 31]: stage, alpha, contribution, gradients, ages; zeros where a slot is empty.
 
     A contribution of 0 stands for one that was never measured; only its freshness tells them apart.
-    velocity: float64 [N, S], alpha per tick; left: int64 [N, S], ticks until the ramp arrives.
+    speed: float64 [N, S], alpha per tick; left: int64 [N, S], ticks until the ramp arrives.
     """
     float_type = slots.alpha.dtype
     stages = [slots.stage == stage for stage in OBSERVED_STAGES]
@@ -162,7 +130,7 @@ def slot_features(
         _progress(ramp.length, max_steps),
         _progress(ramp.done, max_steps),
         _progress(left, max_steps),
-        velocity.clamp(-1.0, 1.0),
+        speed.clamp(-1.0, 1.0),
         (slots.blend - 1) / 2.0,
         _points(slots.interaction_sum),
         torch.where(measured & torch.isfinite(slots.gradient_norm), norm, 0.0),

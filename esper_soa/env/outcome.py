@@ -18,8 +18,6 @@ HYPERVOLUME_RATIO = 2.0  # parameter ratio of the reference point; its accuracy 
 # Cost of a forward pass with a fossil relative to the host alone, by blueprint in the order of
 # BLUEPRINT_NAMES: the reference's. That of a user's own is counted.
 COMPUTE_MULTIPLIERS = (1.0, 1.15, 1.35, 1.02, 1.08, 1.05, 1.05, 1.25, 1.05, 1.08, 1.15, 1.2, 1.35)
-
-
 COMPARED = 1024  # points that are compared each with each at a time; memory grows with its square
 
 
@@ -162,12 +160,10 @@ def trade_offs(points: Tensor) -> Tensor:
     return front[pareto_front(*front.unbind(1))]
 
 
-def empty_blueprint_stats(
-    device: torch.device, num_blueprints: int = NUM_BLUEPRINTS
-) -> BlueprintStats:
+def empty_blueprint_stats(device: torch.device, number: int = NUM_BLUEPRINTS) -> BlueprintStats:
     """Statistics of no seeds: all zero."""
-    count = torch.zeros(num_blueprints, dtype=torch.int64, device=device)
-    amount = torch.zeros(num_blueprints, dtype=STATE_FLOAT, device=device)
+    count = torch.zeros(number, dtype=torch.int64, device=device)
+    amount = torch.zeros(number, dtype=STATE_FLOAT, device=device)
     return BlueprintStats(count, count, count, amount, amount, amount, amount, count)
 
 

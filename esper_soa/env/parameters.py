@@ -1,7 +1,4 @@
-"""Trainable parameters in the slots of every env, and what an image costs in training.
-
-Given the slots and the counts of the host and of what can grow in it.
-"""
+"""Trainable parameters in the slots of every env, and what an image costs in training."""
 
 import torch
 from torch import Tensor
@@ -20,9 +17,8 @@ def occupied_params(slots: Slots, counts: ParameterCounts) -> Tensor:
 
 def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
     """FLOP of training on one image: float64 [N], of host, running seeds and their gates."""
-    return costs.host + torch.where(
-        slots.running, _per_slot(slots, costs.seed, costs.gate), 0.0
-    ).sum(1)
+    each = _per_slot(slots, costs.seed, costs.gate)
+    return costs.host + torch.where(slots.running, each, 0.0).sum(1)
 
 
 def record_flop(totals: Totals, slots: Slots, costs: TrainingFlop) -> Totals:

@@ -34,15 +34,9 @@ from esper_soa.state import (
 from esper_soa.vocabulary import Op, Stage
 
 RENT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
-ACTIVE_STAGES = (
-    Stage.GERMINATED,
-    Stage.TRAINING,
-    Stage.BLENDING,
-    Stage.HOLDING,
-    Stage.EMBARGOED,
-    Stage.RESETTING,
-)
 UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
+COOLING_STAGES = (Stage.EMBARGOED, Stage.RESETTING)
+ACTIVE_STAGES = (*UNPROVEN_STAGES, Stage.BLENDING, Stage.HOLDING, *COOLING_STAGES)
 HINDSIGHT_WEIGHT = 0.1
 HINDSIGHT_CAP = 0.2  # per fossilisation
 HINDSIGHT_SLOPE = 0.1
@@ -81,10 +75,9 @@ def _pay(
     due = state.totals if settings.own is None else state.totals.replace(pending_hindsight=zeros)
     terms = adjust(terms, inputs, slot_readings, due, settings.config)
     slots = _next_slots(state.slots, inputs, slot_readings, settings)
-    totals = state.totals.replace(
-        reward=state.totals.reward + terms.total, pending_penalty=zeros, pending_hindsight=zeros
-    )
-    return terms, state.replace(slots=slots, totals=totals)
+    total = state.totals.reward + terms.total
+    paid = state.totals.replace(reward=total, pending_penalty=zeros, pending_hindsight=zeros)
+    return terms, state.replace(slots=slots, totals=paid)
 
 
 def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> RewardSettings:
@@ -126,6 +119,7 @@ def reward_inputs(
     known = attribution.measured
     contribution = torch.where(known, attribution.contribution, 0.0)
     effective, shock = rent_and_shock(slots, settings)
+    germinated = torch.where(slots.germination_known, slots.accuracy_germination, 0.0)
     fields = {name: slots.get(name) for name in SAME} | {
         "has_seed": slots.live,
         "target": target_slot(action, slots.stage.shape[1]),
@@ -134,9 +128,7 @@ def reward_inputs(
         "contribution": contribution,
         "contribution_known": known,
         "interaction_sum": attribution.interaction_sum,
-        "accuracy_germination": torch.where(
-            slots.germination_known, slots.accuracy_germination, 0.0
-        ),
+        "accuracy_germination": germinated,
         "drip_left": slots.drip_total - slots.drip_paid,
         "drip_contribution": contribution,
         "op": op,
@@ -174,9 +166,8 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
     alpha = torch.where(slots.live, slots.alpha, 0.0)
     pays_rent = stage_in(slots.stage, RENT_STAGES)
     effective = torch.where(pays_rent, cfg.base_slot_rent_ratio * host + alpha * params, 0.0).sum(1)
-    weight = torch.where(slots.rent_params > 0, slots.rent_params, 0.0) / max(
-        host, cfg.rent_host_params_floor
-    )
+    weight = torch.where(slots.rent_params > 0, slots.rent_params, 0.0)
+    weight = weight / max(host, cfg.rent_host_params_floor)
     return effective, ((alpha - slots.rent_alpha).square() * weight).sum(1)
 
 
@@ -187,8 +178,7 @@ def adjust(
     totals: Totals,
     cfg: RewardConfig,
 ) -> RewardTerms:
-    """Add the payments that do not depend on the mode: at the last env-step, and those pending in
-    `totals`.
+    """Add what does not depend on the mode: payments at the last env-step, those pending in totals.
 
     A seed that is fossilised by the last action keeps its escrow.
     """
@@ -197,9 +187,8 @@ def adjust(
     if cfg.mode == "escrow":
         fossilizes = (slot_op(inputs) == Op.FOSSILIZE) & (inputs.stage == Stage.HOLDING)
         loses_escrow = inputs.has_seed & (inputs.stage != Stage.FOSSILIZED) & ~fossilizes
-        due["escrow_forfeit"] = torch.where(
-            last, -torch.where(loses_escrow, slot_readings.escrow_next, 0.0).sum(1), 0.0
-        )
+        escrow = torch.where(loses_escrow, slot_readings.escrow_next, 0.0).sum(1)
+        due["escrow_forfeit"] = torch.where(last, -escrow, 0.0)
     if cfg.mode in ("shaped", "escrow") and not cfg.disable_pbrs:
         unproven = inputs.has_seed & stage_in(inputs.stage, UNPROVEN_STAGES)
         refund = cfg.pbrs_weight * germination_refund(inputs.seed_age)
@@ -269,23 +258,20 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
     return state.replace(boosts=state.boosts.scatter(2, place.expand_as(boost), boost))
 
 
-def hindsight_credit(
-    boosts: Tensor, beneficiary: Tensor, improvement: Tensor, step: Tensor
-) -> Tensor:
-    """Credit float64 [N] for all boosts to the seeds in `beneficiary` (bool [N, S]), fossilised at
+def hindsight_credit(boosts: Tensor, fossil: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
+    """Credit float64 [N] for all boosts to the seeds in `fossil` (bool [N, S]), fossilised at
     env-step `step` [N].
 
     A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that
     is positive, counts HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA
-    ** (step - t); the sum is capped. Pairs without the beneficiary are masked, not left out: that
+    ** (step - t); the sum is capped. Pairs without the fossil are masked, not left out: that
     is one pass over the boosts.
     """
-    num_slots = beneficiary.shape[1]
+    num_slots = fossil.shape[1]
     if num_slots < 2:
         return torch.zeros_like(improvement)
-    is_helped = torch.stack(
-        [beneficiary[:, low] | beneficiary[:, high] for low, high in pairs(num_slots)], 1
-    )
+    helped = [fossil[:, low] | fossil[:, high] for low, high in pairs(num_slots)]
+    is_helped = torch.stack(helped, 1)
     gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
     scale = torch.where(is_helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
     # A running product is computed once; a power would be fused into the pass over the boosts and

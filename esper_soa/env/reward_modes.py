@@ -67,9 +67,8 @@ def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
     """
     unknown = sorted(set(parts).difference(REWARD_TERMS))
     if unknown:
-        raise ValueError(
-            f"RewardTerms has no {', '.join(unknown)}: the total would pay what no table shows"
-        )
+        problem = "the total would pay what no table shows"
+        raise ValueError(f"RewardTerms has no {', '.join(unknown)}: {problem}")
     total = terms.total
     for part in parts.values():
         total = total + part
@@ -78,10 +77,8 @@ def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
 
 def no_terms(like: Tensor) -> RewardTerms:
     """Nothing is paid: every term and the total are 0, in the shape [N] of `like`."""
-    zero = torch.zeros_like(like)
-    return RewardTerms.from_dict(
-        dict.fromkeys((*REWARD_TERMS, "total"), zero), batch_size=like.shape
-    )
+    zeros = dict.fromkeys((*REWARD_TERMS, "total"), torch.zeros_like(like))
+    return RewardTerms.from_dict(zeros, batch_size=like.shape)
 
 
 def score(
@@ -94,17 +91,11 @@ def score(
     is not the target of the action; with "target" only the target slot does. Terms of the op itself
     are always the target's.
     """
-    parts, mode_readings = (
-        MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
-    )
+    paid = MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
+    parts, mode_readings = paid
     zero = torch.zeros_like(inputs.contribution)
-    slot_readings = SlotReadings(
-        escrow_next=inputs.escrow,
-        drip_total=zero,
-        drip_scale=zero,
-        drip_payment=torch.zeros_like(inputs.drip_scale),
-    )
-    return add_terms(no_terms(inputs.val_accuracy), parts), slot_readings._replace(**mode_readings)
+    unread = SlotReadings(inputs.escrow, zero, zero, torch.zeros_like(inputs.drip_scale))
+    return add_terms(no_terms(inputs.val_accuracy), parts), unread._replace(**mode_readings)
 
 
 def is_scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -122,21 +113,16 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     contribution = inputs.contribution
     fossil = term.is_fossil(inputs)
     discount = term.attribution_discount(inputs, cfg)
-    progress = torch.where(
-        inputs.germination_known, column(inputs.val_accuracy) - inputs.accuracy_germination, 0.0
-    )
+    progress = column(inputs.val_accuracy) - inputs.accuracy_germination
+    progress = torch.where(inputs.germination_known, progress, 0.0)
     gain = term.credible_gain(inputs, progress, term.joint_gain(progress, contribution, cfg))
     gain = cfg.contribution_weight * gain * discount
     useful = inputs.contribution_known & ~fossil & (contribution >= 0)
     timing = term.timing_discount(column(inputs.step) - inputs.seed_age, cfg)
     timing = torch.where(useful & inputs.has_seed, timing, 1.0)
     measured = torch.where(contribution < 0, cfg.contribution_weight * contribution, gain * timing)
-    proxy = (
-        inputs.has_seed
-        & (inputs.stage >= Stage.BLENDING)
-        & inputs.improvement_known
-        & (inputs.improvement > 0)
-    )
+    proxy = inputs.has_seed & (inputs.stage >= Stage.BLENDING)
+    proxy = proxy & inputs.improvement_known & (inputs.improvement > 0)
     weight = cfg.contribution_weight * cfg.proxy_confidence_factor
     attribution = torch.where(proxy, weight * inputs.improvement, 0.0)
     attribution = torch.where(inputs.contribution_known, measured, attribution)
@@ -151,9 +137,8 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     contribution = inputs.contribution
     known = inputs.contribution_known
     fossil = term.is_fossil(inputs)
-    progress = torch.where(
-        inputs.germination_known, column(inputs.stable_accuracy) - inputs.accuracy_germination, 0.0
-    )
+    progress = column(inputs.stable_accuracy) - inputs.accuracy_germination
+    progress = torch.where(inputs.germination_known, progress, 0.0)
     undiscounted = torch.ones_like(contribution)
     penalty = term.ratio_penalty(inputs, undiscounted, cfg)
     gain = term.credible_gain(inputs, progress, torch.sqrt((progress * contribution).clamp(min=0)))
@@ -166,11 +151,10 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     move = torch.where(useful, move, torch.where(harmful, -inputs.escrow, 0.0))
     pruned = term.slot_op(inputs) == Op.PRUNE
     move = torch.where(pruned, -inputs.escrow, torch.where(fossil, 0.0, move))
-    contribution_penalty = torch.where(
-        harmful & ~pruned & ~fossil, cfg.contribution_weight * contribution, 0.0
-    )
+    weighted = cfg.contribution_weight * contribution
+    weighted = torch.where(harmful & ~pruned & ~fossil, weighted, 0.0)
     credit = torch.where(is_scored(inputs, cfg), inputs.escrow + move, inputs.escrow)
-    attribution = torch.where(_is_refused(inputs), 0.0, move + contribution_penalty)
+    attribution = torch.where(_is_refused(inputs), 0.0, move + weighted)
     zeros = torch.zeros_like(attribution)
     parts = _contribution(inputs, cfg, attribution, zeros, undiscounted)
     return parts, {"escrow_next": credit}
@@ -216,7 +200,10 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     op = term.slot_op(inputs)
     bonus, pool = _fossilize_bonus(inputs, cfg)
     rent = amount(cfg.param_penalty_weight) * inputs.effective_params / cfg.param_budget
-    payment = _drip_payment(inputs, cfg)
+    # every fossil's pool pays [N, D], capped, never more than it holds
+    raw = inputs.drip_scale * inputs.drip_contribution
+    payment = raw.clamp(-cfg.negative_drip_ratio * cfg.max_drip_per_step, cfg.max_drip_per_step)
+    payment = torch.where(inputs.drip_live, torch.minimum(payment, inputs.drip_left), 0.0)
     gain = cfg.basic_accuracy_delta_weight * (inputs.accuracy_delta / 100)
     parts = {
         "compute_rent": -rent,
@@ -238,27 +225,18 @@ def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, T
     """What fossilising each slot's seed pays at once, and the drip pool it leaves, both [N, S]."""
     contribution = inputs.contribution
     total = column(torch.where(inputs.total_known, inputs.total, 0.0)).expand_as(contribution)
-    full = cfg.basic_fossilize_base_bonus + cfg.basic_contribution_scale * term.joint_gain(
-        total, contribution, cfg
-    )
+    joint = term.joint_gain(total, contribution, cfg)
+    full = cfg.basic_fossilize_base_bonus + cfg.basic_contribution_scale * joint
     full = full * term.holding_share(inputs)
     holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
-    is_proven = (
-        holding & (total > 0) & inputs.contribution_known & (contribution >= term.MIN_CONTRIBUTION)
-    )
+    is_proven = inputs.contribution_known & (contribution >= term.MIN_CONTRIBUTION)
+    is_proven = holding & (total > 0) & is_proven
     ransom = (total <= 0) & inputs.contribution_known & (contribution > RANSOM_CONTRIBUTION)
     invalid = torch.full_like(contribution, cfg.basic_fossilize_invalid_penalty)
     failed = torch.where(ransom | ~holding, invalid, cfg.basic_fossilize_noncontributing_penalty)
     bonus = torch.where(is_proven, full * (1 - cfg.drip_fraction), failed)
     pool = torch.where(is_proven, full * cfg.drip_fraction, 0.0)
     return torch.where(inputs.has_seed, bonus, 0.0), pool
-
-
-def _drip_payment(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What every fossil's pool pays at this env-step [N, D]: capped, never more than it holds."""
-    raw = inputs.drip_scale * inputs.drip_contribution
-    payment = raw.clamp(-cfg.negative_drip_ratio * cfg.max_drip_per_step, cfg.max_drip_per_step)
-    return torch.where(inputs.drip_live, torch.minimum(payment, inputs.drip_left), 0.0)
 
 
 def _sparse(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
@@ -272,9 +250,8 @@ def _minimal(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """MINIMAL: SPARSE, and a penalty for pruning a young seed."""
     is_young = inputs.has_seed & (inputs.seed_age < cfg.early_prune_threshold)
     prunes_early = (is_young & (term.slot_op(inputs) == Op.PRUNE)).any(1)
-    penalty = torch.where(
-        prunes_early, cfg.early_prune_penalty, torch.zeros_like(inputs.val_accuracy)
-    )
+    nothing = torch.zeros_like(inputs.val_accuracy)
+    penalty = torch.where(prunes_early, cfg.early_prune_penalty, nothing)
     return {**_sparse(inputs, cfg)[0], "action_shaping": penalty}, {}
 
 
@@ -297,17 +274,14 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     No rent is due while a scored seed is in its grace period.
     """
     loss = cfg.loss
-    change = (inputs.loss_delta / loss.typical_loss_delta_std).clamp(
-        -loss.max_loss_delta, loss.max_loss_delta
-    )
+    change = inputs.loss_delta / loss.typical_loss_delta_std
+    change = change.clamp(-loss.max_loss_delta, loss.max_loss_delta)
     change = torch.where(change > 0, change * loss.regression_penalty_scale, change)
     growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=1)
     weight = amount(loss.compute_rent_weight)
     rent = term.growth_rent(growth, weight, loss.max_rent_penalty)
     grace = (is_scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
-    shaping = term.shaping(
-        term.stage_potential(inputs.previous_stage), term.stage_potential(inputs.stage)
-    )
+    shaping = term.shaping(*map(term.stage_potential, (inputs.previous_stage, inputs.stage)))
     shaping = torch.where(inputs.has_seed, loss.stage_potential_weight * shaping, 0.0)
     progress = (loss.baseline_loss - inputs.val_loss) / (loss.baseline_loss - loss.target_loss)
     return {
@@ -327,9 +301,8 @@ def _net(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """
     rent = term.size_rent(inputs.total_params, inputs.host_params, cfg)
     by_loss = cfg.net_measure == "loss"
-    gain = (
-        -100 * inputs.loss_delta.clamp(-MOST_NATS, MOST_NATS) if by_loss else inputs.accuracy_delta
-    )
+    fall = -100 * inputs.loss_delta.clamp(-MOST_NATS, MOST_NATS)
+    gain = fall if by_loss else inputs.accuracy_delta
     return {
         "loss_change" if by_loss else "accuracy_change": torch.where(inputs.step > 1, gain, 0.0),
         "compute_rent": _at_end(inputs, -rent),

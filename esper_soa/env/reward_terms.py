@@ -107,18 +107,13 @@ def ratio_penalty(inputs: RewardInputs, discount: Tensor, cfg: RewardConfig) -> 
     total = column(inputs.total)
     supported = total > max(cfg.improvement_safe_threshold, 1e-8)
     ratio = inputs.contribution / torch.where(supported, total, 1.0)
-    excess = -(0.1 * (ratio - threshold) / threshold).clamp(
-        min=0.0, max=-cfg.prune_good_seed_penalty
-    )
+    most = -cfg.prune_good_seed_penalty
+    excess = -(0.1 * (ratio - threshold) / threshold).clamp(min=0.0, max=most)
     unsupported = cfg.prune_good_seed_penalty * (inputs.contribution / 10).clamp(max=1.0)
     unsupported = torch.where(total <= cfg.improvement_safe_threshold, unsupported, 0.0)
-    is_suspect = (
-        inputs.contribution_known
-        & inputs.has_seed
-        & (inputs.contribution > 1.0)
-        & (discount >= 0.5)
-    )
-    return torch.where(is_suspect, torch.where(supported, excess, unsupported), 0.0)
+    is_suspect = inputs.contribution_known & inputs.has_seed & (inputs.contribution > 1.0)
+    penalty = torch.where(supported, excess, unsupported)
+    return torch.where(is_suspect & (discount >= 0.5), penalty, 0.0)
 
 
 def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tensor:
@@ -232,9 +227,8 @@ def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     age = inputs.seed_age
     zero = torch.zeros_like(contribution)
     hurting = torch.where(age < cfg.min_prune_bonus_age, -0.1, zero + cfg.prune_hurting_bonus)
-    penalty = (cfg.prune_good_seed_penalty - 0.05 * contribution).clamp(
-        min=3 * cfg.prune_good_seed_penalty
-    )
+    least = 3 * cfg.prune_good_seed_penalty
+    penalty = (cfg.prune_good_seed_penalty - 0.05 * contribution).clamp(min=least)
     value = torch.where(contribution < 0, cfg.prune_acceptable_bonus, penalty)
     value = torch.where(contribution < cfg.prune_hurting_threshold, hurting, value)
     unmeasured = torch.where(age < cfg.early_prune_threshold, cfg.early_prune_penalty, zero)

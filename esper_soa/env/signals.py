@@ -27,8 +27,14 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
     loss_delta = torch.where(loss_known, signals.val_loss - val_loss, 0.0)
     accuracy_delta = val_accuracy - signals.val_accuracy
     small_gain = accuracy_delta < cfg.plateau_threshold
-    is_judged = finite & loss_known
-    stable_count, stabilized = _stability(signals, loss_delta, is_judged, cfg)
+    # stable env-steps in a row, and the latch that closes after enough
+    is_measurable = signals.val_loss > MIN_PREVIOUS_LOSS
+    change = loss_delta / torch.where(is_measurable, signals.val_loss, 1.0)
+    stable = finite & loss_known & (change > -cfg.regression_threshold)
+    stable = stable & (change < cfg.stabilization_threshold)
+    count = torch.where(stable, signals.stable_count + 1, 0)
+    evaluated = (signals.step > 0) & is_measurable & ~signals.stabilized
+    count = torch.where(evaluated, count, signals.stable_count)
     return signals.replace(
         step=signals.step + 1,
         train_loss=_finite_or(measured.train_loss, signals.train_loss),
@@ -40,22 +46,9 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
         loss_history=_push(signals.loss_history, val_loss),
         accuracy_history=_push(signals.accuracy_history, val_accuracy),
         plateau=torch.where(small_gain, signals.plateau + 1, 0),
-        stable_count=stable_count,
-        stabilized=stabilized,
+        stable_count=count,
+        stabilized=signals.stabilized | (count >= cfg.stabilization_steps),
     )
-
-
-def _stability(
-    signals: Signals, loss_delta: Tensor, judged: Tensor, cfg: SignalsConfig
-) -> tuple[Tensor, Tensor]:
-    """Count of consecutive stable env-steps [N], and the latch that closes after enough [N]."""
-    is_measurable = signals.val_loss > MIN_PREVIOUS_LOSS
-    change = loss_delta / torch.where(is_measurable, signals.val_loss, 1.0)
-    stable = judged & (change > -cfg.regression_threshold) & (change < cfg.stabilization_threshold)
-    count = torch.where(stable, signals.stable_count + 1, 0)
-    evaluated = (signals.step > 0) & is_measurable & ~signals.stabilized
-    count = torch.where(evaluated, count, signals.stable_count)
-    return count, signals.stabilized | (count >= cfg.stabilization_steps)
 
 
 def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
@@ -65,11 +58,10 @@ def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
     change = attribution.contribution - slots.contribution
     velocity = VELOCITY_MEMORY * slots.contribution_velocity + (1.0 - VELOCITY_MEMORY) * change
     unmeasured = torch.where(live, 0.0, slots.interaction_sum)
+    again = measured & slots.contribution_known
     return slots.replace(
         contribution=torch.where(measured, attribution.contribution, slots.contribution),
-        contribution_velocity=torch.where(
-            measured & slots.contribution_known, velocity, slots.contribution_velocity
-        ),
+        contribution_velocity=torch.where(again, velocity, slots.contribution_velocity),
         contribution_known=slots.contribution_known | measured,
         contribution_age=torch.where(measured, 0, slots.contribution_age),
         interaction_sum=torch.where(measured, attribution.interaction_sum, unmeasured),
@@ -87,11 +79,10 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     ratio_measured = measured & torch.isfinite(stats.ratio)
     average = RATIO_MEMORY * slots.gradient_ratio + (1.0 - RATIO_MEMORY) * stats.ratio
     ratio = torch.where(slots.gradient_ratio_known, average, stats.ratio)
+    health = _finite_or(stats.health, zeros)
     return slots.replace(
         gradient_norm=torch.where(measured, _finite_or(stats.l2, zeros), slots.gradient_norm),
-        gradient_health=torch.where(
-            measured, _finite_or(stats.health, zeros), slots.gradient_health
-        ),
+        gradient_health=torch.where(measured, health, slots.gradient_health),
         gradient_vanishing=torch.where(measured, stats.vanishing, slots.gradient_vanishing),
         gradient_exploding=torch.where(measured, stats.exploding, slots.gradient_exploding),
         gradient_measured=slots.gradient_measured | measured,
@@ -104,14 +95,12 @@ def age_memories(slots: Slots) -> Slots:
     """Slots as the next env-step remembers them: this env-step's gradient health, contributions one
     env-step older. To be called after the action.
     """
+    measured = slots.gradient_measured
+    age = slots.contribution_age
     return slots.replace(
-        previous_health=torch.where(
-            slots.gradient_measured, slots.gradient_health, slots.previous_health
-        ),
-        previous_health_known=slots.previous_health_known | slots.gradient_measured,
-        contribution_age=torch.where(
-            slots.contribution_known, slots.contribution_age + 1, slots.contribution_age
-        ),
+        previous_health=torch.where(measured, slots.gradient_health, slots.previous_health),
+        previous_health_known=slots.previous_health_known | measured,
+        contribution_age=torch.where(slots.contribution_known, age + 1, age),
     )
 
 

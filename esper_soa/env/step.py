@@ -13,15 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.config.env import (
-    GUARD_WINDOW,
-    NUM_REASONS,
-    EarlyStopConfig,
-    GatesConfig,
-    GovernorConfig,
-    LifecycleConfig,
-    SignalsConfig,
-)
+from esper_soa.config import env
 from esper_soa.env import lifecycle
 from esper_soa.env.attribution import attribute
 from esper_soa.env.early_stop import advance
@@ -72,16 +64,16 @@ class EnvRules(NamedTuple):
 
     nets: NetsConfig
     engine: Engine  # what runs the networks
-    lifecycle: LifecycleConfig
-    gates: GatesConfig
-    signals: SignalsConfig
-    governor: GovernorConfig
+    lifecycle: env.LifecycleConfig
+    gates: env.GatesConfig
+    signals: env.SignalsConfig
+    governor: env.GovernorConfig
     reward: RewardSettings
     blueprints: Tensor  # bool [P], by code, what may be germinated
     max_seeds: int  # 0 = as many as slots
     # Int64 [P, S], orders of arrival for sampled Shapley values; None = none.
     shapley_orders: Tensor | None = None
-    early_stop: EarlyStopConfig = EarlyStopConfig()
+    early_stop: env.EarlyStopConfig = env.EarlyStopConfig()
     # Dotted names of settings: those of which each env has its own; of them and others, those that
     # the policy sees; those whose values the kernels are given.
     differing: tuple[str, ...] = ()
@@ -138,8 +130,8 @@ def initial_state(rules: EnvRules, num_envs: int, device: torch.device) -> EnvSt
     envs = (num_envs,)
     num_slots = len(rules.nets.shape.slots)
     history = torch.zeros(num_envs, HISTORY, dtype=STATE_FLOAT, device=device)
-    losses = torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
-    rollbacks = torch.zeros(num_envs, NUM_REASONS, dtype=torch.int64, device=device)
+    losses = torch.zeros(num_envs, env.GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
+    rollbacks = torch.zeros(num_envs, env.NUM_REASONS, dtype=torch.int64, device=device)
     # float32, as this is by far the largest part of the env state, copied at every env-step
     boosts = torch.zeros(num_envs, len(pairs(num_slots)), rules.max_steps, device=device)
     state = EnvState(
@@ -175,9 +167,8 @@ def measure_(
     none = torch.zeros_like(slots.newborn)
     state = with_fields(state, slots=slots.replace(newborn=none, fresh_momentum=none))
     on_phase_end("state")
-    trained = engine.train_(
-        nets, weights, slots.alpha, active_seeds, data.training, data.num_batches, data.rules
-    )
+    work = data.training, data.num_batches, data.rules
+    trained = engine.train_(nets, weights, slots.alpha, active_seeds, *work)
     on_phase_end("training")
     validation = engine.validate(nets, weights, slots.alpha, active_seeds, data.validation)
     on_phase_end("validation")
@@ -260,11 +251,9 @@ def apply_action(
     """
     own = dict(zip(rules.kernel_settings, values, strict=True))
     settings = settings_of_envs(rules.reward, own)
-    own_rules = rules._replace(
-        reward=settings,
-        lifecycle=config_of_envs(rules.lifecycle, own),
-        gates=config_of_envs(rules.gates, own),
-    )
+    limits = config_of_envs(rules.lifecycle, own)
+    gates = config_of_envs(rules.gates, own)
+    own_rules = rules._replace(reward=settings, lifecycle=limits, gates=gates)
     result = _apply_in_all_envs(own_rules, before, attribution, action)
     ended = rules.ended(before)
     if ended is None:
@@ -284,13 +273,11 @@ def _apply_in_all_envs(
     panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
     terms, state = reward(before, attribution, action, op, rules.reward)
-    slots, ramp, outcome = lifecycle.apply(
-        state.slots, state.ramp, action, state.signals.val_accuracy, rules.lifecycle, rules.gates
-    )
+    own = action, state.signals.val_accuracy, rules.lifecycle, rules.gates
+    slots, ramp, outcome = lifecycle.apply(state.slots, state.ramp, *own)
     state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)
-    slots, ramp = lifecycle.tick(
-        age_memories(state.slots), state.ramp, rules.lifecycle, rules.gates
-    )
+    aged = age_memories(state.slots)
+    slots, ramp = lifecycle.tick(aged, state.ramp, rules.lifecycle, rules.gates)
     signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
     due = state.guard.snapshot_due | (outcome.fossilized & ~panic)
     guard = state.guard.replace(snapshot_due=due)

@@ -73,10 +73,8 @@ def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
     totals = state.totals
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
     if blueprint.shape != slots.stage.shape:
-        state_shape = list(slots.stage.shape)
-        raise ValueError(
-            f"a topology of {list(blueprint.shape)} for hosts and slots of {state_shape}"
-        )
+        own = list(slots.stage.shape)
+        raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {own}")
     has_seed = blueprint != Blueprint.NONE
     slots = slots.replace(
         stage=torch.where(has_seed, Stage.FOSSILIZED, slots.stage),
@@ -87,11 +85,9 @@ def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
         newborn=slots.newborn | has_seed,
         fresh_momentum=slots.fresh_momentum | has_seed,
     )
-    resting = {
-        name: torch.where(has_seed, alpha, ramp.get(name)) for name in ("alpha", "start", "target")
-    }
+    fields = ("alpha", "start", "target")
+    resting = {name: torch.where(has_seed, alpha, ramp.get(name)) for name in fields}
     count = has_seed.sum(1)
-    totals = totals.replace(
-        germinated=totals.germinated + count, fossilized=totals.fossilized + count
-    )
-    return state.replace(slots=slots, ramp=ramp.replace(**resting), totals=totals)
+    counts = {name: totals.get(name) + count for name in ("germinated", "fossilized")}
+    ramp = ramp.replace(**resting)
+    return state.replace(slots=slots, ramp=ramp, totals=totals.replace(**counts))

@@ -10,18 +10,9 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from esper_soa.config import registry
 from esper_soa.config.env import TERM_NAMES, USER_TERM
 from esper_soa.config.errors import check
-from esper_soa.config.registry import (
-    REWARD,
-    Part,
-    collect_faults,
-    find,
-    is_reference,
-    name_in,
-    num_required,
-    raise_faults,
-)
 from esper_soa.env.reward_records import RewardInputs, UserReward
 from esper_soa.nets.data import streams
 from esper_soa.nets.model.user_parts import tensor_findings
@@ -29,9 +20,8 @@ from esper_soa.state import STATE_FLOAT, stage_in
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 PROBED_ENVS = 5
-STAGES = tuple(
-    code for code, name in enumerate(STAGE_NAMES) if name not in ("unknown", "dormant", "retired")
-)
+UNUSED = ("unknown", "dormant", "retired")
+STAGES = tuple(code for code, name in enumerate(STAGE_NAMES) if name not in UNUSED)
 MAX_PARAMETERS = 10_000.0
 # Fields that are 0 where the flag is not set.
 KNOWN = {
@@ -54,32 +44,30 @@ def user_reward(
 
     Raises SettingError, which says what is wrong with it.
     """
-    if not is_reference(mode):
+    if not registry.is_reference(mode):
         return None
-    part = find(REWARD, mode, setting)
-    name = name_in(mode)
+    part = registry.find(registry.REWARD, mode, setting)
+    name = registry.name_in(mode)
     allowed = "of another name than the terms of the package"
     check(name not in TERM_NAMES, setting, mode, allowed, "Records tell both by name.")
-    with raise_faults(setting, mode, "a reward") as faults:
+    with registry.raise_faults(setting, mode, "a reward") as faults:
         faults += reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
     return UserReward(name, part)  # type: ignore[arg-type]
 
 
 def user_terms(own: UserReward, inputs: RewardInputs) -> dict[str, Tensor]:
-    """The terms [N] that a user's reward pays, by the names of RewardTerms; one that has no name
-    there is `own`.
-    """
+    """The terms [N] that a user's reward pays, by the names of RewardTerms, or all as `own`."""
     result = own.function(inputs)
     parts = result if isinstance(result, Mapping) else {USER_TERM: result}
     return {name: part.to(STATE_FLOAT) for name, part in parts.items()}
 
 
-def reward_findings(part: Part, inputs: RewardInputs) -> list[str]:
+def reward_findings(part: registry.Part, inputs: RewardInputs) -> list[str]:
     """What keeps `part` from being a reward, in words; inputs: of N envs, on the run's device."""
-    if num_required(part) != 1:
+    if registry.num_required(part) != 1:
         return ["it is not called with the inputs alone"]
     findings = list[str]()
-    with collect_faults(findings):
+    with registry.collect_faults(findings):
         result = part(inputs)
         parts = result if isinstance(result, Mapping) else {USER_TERM: result}
         unknown = ", ".join(str(one) for one in parts if one not in (*TERM_NAMES, USER_TERM))

@@ -19,15 +19,7 @@ from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
-from esper_soa.nets.data import orders, streams
-from esper_soa.nets.data.batches import (
-    BatchSource,
-    Draw,
-    LabelNoise,
-    check_classes,
-    check_inputs,
-    check_work,
-)
+from esper_soa.nets.data import batches, orders, streams
 from esper_soa.nets.engine import Sizes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
@@ -48,7 +40,7 @@ class World:
     def __init__(
         self,
         rules: EnvRules,
-        data: BatchSource,
+        data: batches.BatchSource,
         sizes: Sizes,
         cfg: DataConfig,
         seed: int,
@@ -61,13 +53,13 @@ class World:
         self.kernels = kernels
         self.reduction = reduction
         shape = rules.nets.shape
-        check_inputs(data, rules.nets.task.host, shape.input_shape)
-        check_classes(data, shape.num_classes)
+        batches.check_inputs(data, rules.nets.task.host, shape.input_shape)
+        batches.check_classes(data, shape.num_classes)
         self.config = cfg
         all_envs = reduction.all_envs(sizes.num_envs)
         self.split: orders.Split | None = None
         if not cfg.split:
-            check_work(data, sizes.train_samples, sizes.val_samples)
+            batches.check_work(data, sizes.train_samples, sizes.val_samples)
         else:
             steps = rules.nets.accumulate
             self.split = share = orders.split_sizes(data, sizes.batch_size, all_envs, steps)
@@ -78,10 +70,8 @@ class World:
         self.envs = reduction.first_env + torch.arange(sizes.num_envs, device=self.device)
         heads = torch.arange(len(HEADS), device=self.device)
         self.heads = heads // HEADS_TOGETHER * FURTHER_HEADS + heads % HEADS_TOGETHER
-        nets = rules.nets
-        self.weights = pools.allocate(
-            nets.shape, sizes.num_envs, self.device, torch.float32, nets.task.optimizer
-        )
+        kind = self.device, torch.float32, rules.nets.task.optimizer
+        self.weights = pools.allocate(shape, sizes.num_envs, *kind)
         add_snapshot_(self.weights)
         if rules.nets.precision == torch.float16:
             add_loss_scales_(self.weights)
@@ -149,7 +139,7 @@ class World:
         keys = self.keys(streams.AUGMENTATION)
         order = self._training_order(step)
         noise = self._label_noise()
-        draw = Draw(order, keys, start, sizes.batch_size, self.config.augment, noise)
+        draw = batches.Draw(order, keys, start, sizes.batch_size, self.config.augment, noise)
         training = self.data.training(draw, self.dtype)
         task = self.rules.nets.task
         factor = lr_factor(task.lr_schedule, step, self.rules.max_steps)
@@ -169,10 +159,7 @@ class World:
     def final_rents(
         self, parameters: Sequence[float], train_flop: Sequence[float], own: EnvSettings
     ) -> list[float]:
-        """Rents of hosts at the end, of all envs of the run; see `reward.final_rents`.
-
-        own: what envs have of their own.
-        """
+        """Rents of all hosts of the run at the end, see reward.py; own: what envs have of own."""
         reward = self.rules.reward
         given = own.get(EPISODE_LENGTH) or [self.rules.early_stop.number("length")]
         steps = episode_lengths(torch.tensor(given, dtype=STATE_FLOAT), self.rules.max_steps)
@@ -191,18 +178,17 @@ class World:
             return orders.members_of_share(order, share, self.seed, size)
         first = torch.zeros_like(self.envs[:1])
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
-        return self.reduction.own(
-            orders.split_training_order(shared, len(self.data.train_labels), step, self.split)
-        )
+        num_train = len(self.data.train_labels)
+        return self.reduction.own(orders.split_training_order(shared, num_train, step, self.split))
 
-    def _label_noise(self) -> LabelNoise | None:
+    def _label_noise(self) -> batches.LabelNoise | None:
         share = self._own("label_noise")
         if isinstance(share, float):
             if share == 0:
                 return None
             share = torch.full(self.envs.shape, share, dtype=STATE_FLOAT, device=self.device)
         keys = self.keys(streams.LABEL_NOISE)
-        return LabelNoise(share, keys, self.rules.nets.shape.num_classes)
+        return batches.LabelNoise(share, keys, self.rules.nets.shape.num_classes)
 
     def _own(self, name: str) -> float | Tensor:
         """A setting of the data: the number of all envs, or float64 [N]."""
@@ -230,13 +216,11 @@ def values_of_envs(
     values = {}
     for name in sorted(names):
         numbers = ENV_SETTINGS[name].numbers(attrgetter(name)(groups))
-        values[name] = _values(numbers, streams.fold(keys, crc32(name.encode())), envs)
+        if isinstance(numbers, EnvDraw):
+            own = streams.fold(keys, crc32(name.encode()))
+            shares = streams.uniform(own, torch.zeros_like(own), STATE_FLOAT).tolist()
+            # one by one, as a vector of powers may round by where it is cut
+            values[name] = torch.tensor([numbers.at(one) for one in shares], dtype=STATE_FLOAT)
+        else:
+            values[name] = torch.tensor(numbers, dtype=STATE_FLOAT)[envs % len(numbers)]
     return values
-
-
-def _values(numbers: tuple[float, ...] | EnvDraw, keys: Tensor, envs: Tensor) -> Tensor:
-    if isinstance(numbers, EnvDraw):
-        shares = streams.uniform(keys, torch.zeros_like(keys), STATE_FLOAT)
-        # one by one, as a vector of powers may round by where it is cut
-        return torch.tensor([numbers.at(share) for share in shares.tolist()], dtype=STATE_FLOAT)
-    return torch.tensor(numbers, dtype=STATE_FLOAT)[envs % len(numbers)]

@@ -5,12 +5,12 @@ describes every host and gives its tensors the names that they have in a GrownNe
 (model/modules.py). The parameter tables alone define the layout of rows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
 from esper_soa.nets.model.host import HostShape
@@ -124,9 +124,8 @@ def _plain(layers: Sequence[LayerSpec]) -> list[dict]:
 
 def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> GrownHost:
     """The one host in `rows`; net: one without numbers that is built like it."""
-    places = [part["name"] for part in spec["host"]]
-    modules = {place: net.get_submodule(place) for place in places}
-    host = [one for at in places for one in modules[at].named_parameters(prefix=at)]
+    modules = {part["name"]: net.get_submodule(part["name"]) for part in spec["host"]}
+    host = [one for at, module in modules.items() for one in module.named_parameters(prefix=at)]
     tensors = _named(host, shape.parameters, rows["host", "params"])
     numbers = {slot.name: number for number, slot in enumerate(shape.slots)}
     blueprints = {one.name: one for one in shape.blueprints}
@@ -138,13 +137,16 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
         named = net.get_submodule(at).named_parameters(prefix=at)
         tensors |= _named(named, seed_table(blueprints[seed["blueprint"]], channels), own)
         if seed["gate"]:
-            gates = own[:, row_layout(shape, number).seed :]
             at = f"{seed['slot']}.blend.gate"
             named = net.get_submodule(at).named_parameters(prefix=at)
-            tensors |= _named(named, gate_table(channels), gates)
+            tensors |= _named(named, gate_table(channels), own[:, row_layout(shape, number).seed :])
     spec["parameters"] = sum(one.numel() for one in tensors.values())
-    buffers = [one for at in places for one in modules[at].named_buffers(prefix=at)]
-    statistics = _named(_buffer_names(shape, modules), shape.statistics, rows["host", "statistics"])
+    buffers = [one for at, module in modules.items() for one in module.named_buffers(prefix=at)]
+    held = list[tuple[str, Tensor]]()  # the buffers that rows of statistics hold
+    for part in plain_parts(shape):
+        own_buffers = modules[part.name].named_buffers(prefix=part.name)
+        held += [one for one in own_buffers if part.counts_batches or not one[0].endswith(COUNTER)]
+    statistics = _named(held, shape.statistics, rows["host", "statistics"])
     for name, buffer in buffers:
         tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
     for seed in spec["seeds"]:
@@ -154,24 +156,12 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
     return GrownHost(spec, tensors)
 
 
-def _buffer_names(shape: HostShape, modules: Mapping[str, nn.Module]) -> list[tuple[str, Tensor]]:
-    """The buffers that rows of statistics hold, by name; modules: by part."""
-    return [
-        (name, buffer)
-        for part in plain_parts(shape)
-        for name, buffer in modules[part.name].named_buffers(prefix=part.name)
-        if part.counts_batches or not name.endswith(COUNTER)
-    ]
-
-
 def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:
     """The tensors in the first columns of rows [1, ...] by the names of those of a module."""
     tensors = dict[str, Tensor]()
     for (name, like), values in zip(named, table.unpack(rows[:, : table.total]), strict=True):
         if like.shape != values.shape[1:]:
-            shapes = list(values.shape[1:]), list(like.shape)
-            raise ValueError(
-                f"{name}: a parameter {shapes[0]} for a layer that has one of {shapes[1]}"
-            )
+            layer = f"a layer that has one of {list(like.shape)}"
+            raise ValueError(f"{name}: a parameter {list(values.shape[1:])} for {layer}")
         tensors[name] = values[0].clone()
     return tensors

@@ -58,9 +58,7 @@ def save_pt2(net: GrownNetwork, path: Path) -> None:
 
 
 def save_onnx(net: GrownNetwork, path: Path) -> None:
-    """Write a model of ONNX, any number of `images`, or of what `spec` calls the input, to
-    `logits`, with `spec` as metadata.
-    """
+    """Write a model of ONNX from any number of samples to `logits`, with `spec` as metadata."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
@@ -88,9 +86,8 @@ def _quiet_exporter() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
-            )
+            about = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+            warnings.filterwarnings("ignore", about, FutureWarning)
             yield
     finally:
         logger.setLevel(before)

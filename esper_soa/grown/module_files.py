@@ -52,8 +52,8 @@ def save(module: Module, path: str | PathLike[str]) -> None:
             expected = GrownNetwork(module.spec).state_dict()
         shapes = [{name: one.shape for name, one in part.items()} for part in (expected, tensors)]
         if shapes[0] != shapes[1]:
-            reason = "the layers of this network are not those of its spec: keep it by torch.save"
-            raise ValueError(reason)
+            problem = "the layers of this network are not those of its spec"
+            raise ValueError(f"{problem}: keep it by torch.save")
     kind = "network" if isinstance(module, GrownNetwork) else "policy"
     _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
 
@@ -81,7 +81,13 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     try:
         with safe_open(Path(path), framework="pt") as file:
             entries = _entries(place, file.metadata())
-            entry = _chosen(place, entries, env)
+            last = len(entries) - 1
+            if env is None and last:
+                which = f"say which by env=0 to {last}"
+                raise ModuleFileError(f"{place}: holds {last + 1} hosts: {which}")
+            if not 0 <= (env or 0) <= last:
+                raise ModuleFileError(f"{place}: env={env}: must be 0 to {last}, the hosts in it")
+            entry = entries[env or 0]
             prefix = entry["prefix"]
             names = [name for name in sorted(file.keys()) if name.startswith(prefix)]
             tensors = {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
@@ -143,13 +149,3 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
         kinds = unknown[0] if unknown else "nothing"
         raise ModuleFileError(f"{place}: holds {kinds}, no network or policy")
     return entries
-
-
-def _chosen(place: str, entries: list[dict], env: int | None) -> dict:
-    """The module that is asked for."""
-    last = len(entries) - 1
-    if env is None and last:
-        raise ModuleFileError(f"{place}: holds {last + 1} hosts: say which by env=0 to {last}")
-    if not 0 <= (env or 0) <= last:
-        raise ModuleFileError(f"{place}: env={env}: must be 0 to {last}, the hosts in it")
-    return entries[env or 0]

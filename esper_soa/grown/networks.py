@@ -91,10 +91,9 @@ def export_hosts(
     }
     rows = [env - world.reduction.first_env for env in envs]
     columns = [part.tolist() for part in states[:4]]
-    slot_contents = [SlotContents(*(column[env] for column in columns)) for env in envs]
-    hosts = grown_hosts(
-        world.rules.nets.shape, world.weights, rows, slot_contents, source.input_spec()
-    )
+    contents = [SlotContents(*(column[env] for column in columns)) for env in envs]
+    shape = world.rules.nets.shape
+    hosts = grown_hosts(shape, world.weights, rows, contents, source.input_spec())
     for env, host in zip(envs, hosts, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)

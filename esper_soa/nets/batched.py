@@ -71,11 +71,6 @@ def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
     return F.adaptive_avg_pool2d(image, 1).flatten(1).unflatten(1, (num_nets, -1))
 
 
-def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Global mean, linear: x [B, n*C, ...], weight [n, K, C], bias [n, K] -> logits [B, n, K]."""
-    return linear(spatial_mean(x, weight.shape[0]), weight, bias)
-
-
 def flatten_targets(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [..., B, n, K, C] and labels [B, n, K] as those of B*K samples with a target each:
     [..., B*K, n, C] and [B*K, n]. With labels [B, n] both as they are.
@@ -119,10 +114,8 @@ def select_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
     return selected.flatten(-2).movedim(-1, 1)
 
 
-def put_nets(x: Tensor, nets: Tensor | None, num_nets: int, values: Tensor) -> Tensor:
-    """x [B, n*C, ...] with those of `nets` (int64 [m]; None = all) replaced by [B, m*C, ...]."""
-    if nets is None:
-        return values
+def put_nets(x: Tensor, nets: Tensor, num_nets: int, values: Tensor) -> Tensor:
+    """x [B, n*C, ...] with those of `nets` (int64 [m]) replaced by `values` [B, m*C, ...]."""
     target = x.movedim(1, -1).unflatten(-1, (num_nets, -1))
     source = values.movedim(1, -1).unflatten(-1, (nets.shape[0], -1))
     return target.index_copy(-2, nets, source).flatten(-2).movedim(-1, 1)

@@ -50,15 +50,12 @@ def _blueprints(trial: Trial) -> list[str]:
 
 
 def _kernel_obstacle(trial: Trial) -> str:
-    """Why kernels that cut images themselves cannot take the samples, or the optimizer; "" where
-    they can.
-    """
+    """Why kernels that cut images cannot take samples or optimizer; "" where they can."""
     spec = trial.spec
     if CROPS not in spec.cuts:
         return f"the kernels cut {CROPS} of images, not of {spec.name}"
-    labels = f"the kernels take one label per sample, not the {spec.num_targets} of {spec.name}"
     if spec.num_targets > 1:
-        return labels
+        return f"the kernels take one label per sample, not the {spec.num_targets} of {spec.name}"
     optimizer = trial.nets.task.optimizer
     return "" if optimizer == "sgd" else f"the kernels have sgd, not task.optimizer={optimizer}"
 
@@ -74,12 +71,10 @@ def _native(trial: Trial) -> EngineChoice:
     if sequences:
         reason = _cpu("sequences").obstacle(nets.shape)
     else:
-        reason = _kernel_obstacle(trial) or _cpu("engine").obstacle(
-            nets.task.host_name, nets.shape, _blueprints(trial)
-        )
-    choice: EngineChoice = _cpu("proof").choose_native(
-        trial.device, TorchEngine(), nets.precision, reason, sequences
-    )
+        own = nets.task.host_name, nets.shape, _blueprints(trial)
+        reason = _kernel_obstacle(trial) or _cpu("engine").obstacle(*own)
+    wanted = trial.device, TorchEngine(), nets.precision, reason, sequences
+    choice: EngineChoice = _cpu("proof").choose_native(*wanted)
     return choice
 
 
@@ -91,19 +86,15 @@ def _native_obstacle(trial: Trial) -> str:
 def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
     if nets.task.differing:
-        return (
-            f"the kernels have one rule of updates for all envs ({', '.join(nets.task.differing)})"
-        )
+        differing = ", ".join(nets.task.differing)
+        return f"the kernels have one rule of updates for all envs ({differing})"
     support = _gpu()
-    batch = trial.sizes.batch_size
-    shared = import_module("esper_soa.nets.engines.gpu.tile_sizes").shared_limit
-    reason: str = (
-        _kernel_obstacle(trial)
-        or support.unavailable_reason(trial.device)
-        or support.obstacle(
-            nets.shape, _blueprints(trial), nets.precision, batch, shared(trial.device)
-        )
-    )
+    reason: str = _kernel_obstacle(trial) or support.unavailable_reason(trial.device)
+    if reason:
+        return reason
+    shared = import_module("esper_soa.nets.engines.gpu.tile_sizes").shared_limit(trial.device)
+    work = nets.precision, trial.sizes.batch_size, shared
+    reason = support.obstacle(nets.shape, _blueprints(trial), *work)
     return reason or _memory_obstacle(trial)
 
 
@@ -153,23 +144,18 @@ def choose_engine(setting: str, trial: Trial) -> Engine:
 
     Raises SettingError if the requested engine cannot run.
     """
-    if setting != "auto":
-        choice = _requested_engine(setting, trial)
-    else:
-        choice = fastest_engine(trial) if trial.device.type == "cuda" else _native(trial)
-    return ENGINES[choice.name].make(trial, choice)
-
-
-def _requested_engine(name: str, trial: Trial) -> EngineChoice:
-    """The engine of that name."""
-    reason = ENGINES[name].obstacle(trial)
+    reason = "" if setting == "auto" else ENGINES[setting].obstacle(trial)
     if reason:
         message = f"{reason[0].upper()}{reason[1:]}."
-        raise SettingError("compute.engine", name, "auto or torch here", message)
-    if name == NATIVE:
-        return _native(trial)
-    words = "plain torch" if name == REFERENCE else name
-    return EngineChoice(False, f"{words} (compute.engine={name})", name=name)
+        raise SettingError("compute.engine", setting, "auto or torch here", message)
+    if setting == NATIVE or (setting == "auto" and trial.device.type != "cuda"):
+        choice = _native(trial)
+    elif setting == "auto":
+        choice = fastest_engine(trial)
+    else:
+        words = "plain torch" if setting == REFERENCE else setting
+        choice = EngineChoice(False, f"{words} (compute.engine={setting})", name=setting)
+    return ENGINES[choice.name].make(trial, choice)
 
 
 def fastest_engine(trial: Trial) -> EngineChoice:
@@ -203,8 +189,7 @@ def probe_engines(trial: Trial) -> list[TrialResult]:
     kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", trial.device.type)]
     obstacles = {name: ENGINES[name].obstacle(trial) for name in kinds}
     fit = [name for name in kinds if not obstacles[name]]
-    makers = {
-        name: partial(ENGINES[name].make, trial, EngineChoice(False, "tried")) for name in fit
-    }
+    tried = EngineChoice(False, "tried")
+    makers = {name: partial(ENGINES[name].make, trial, tried) for name in fit}
     results = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers)}
     return [results.get(name) or TrialResult(name, obstacles[name]) for name in kinds]

@@ -85,11 +85,9 @@ class Engine(Protocol[Active]):
     @property
     def chosen(self) -> EngineChoice:
         """Why it is this one."""
-        ...
 
     def persistent_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
         """Memory kept beside the weights; 0 where it keeps none from one pass to the next."""
-        ...
 
     def claim_(
         self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
@@ -99,7 +97,6 @@ class Engine(Protocol[Active]):
         seeds: [N, S]. keys: int64 [N], the streams of this env-step. An engine that has to know on
         the host which seeds run reads it here, once per env-step; none reads it anywhere else.
         """
-        ...
 
     def train_(
         self,
@@ -119,7 +116,6 @@ class Engine(Protocol[Active]):
         rules: how hosts and seeds move at this env-step; those of nets.task where it has one for
         all.
         """
-        ...
 
     def validate(
         self,
@@ -130,4 +126,3 @@ class Engine(Protocol[Active]):
         feed: ValidationFeed,
     ) -> ValidationReport:
         """Accuracy of every env by subset row it needs, loss with all seeds on; alpha [N, S]."""
-        ...

@@ -20,22 +20,20 @@ def unmeasured_statistics(size: torch.Size, device: torch.device) -> dict[str, T
     return {name: torch.zeros(size, dtype=dtype, device=device) for name, dtype in kinds.items()}
 
 
-def gradient_statistics(
-    host_grad: Tensor, seed_grad: Tensor, sizes: list[int]
-) -> dict[str, Tensor]:
+def gradient_statistics(host: Tensor, seed: Tensor, sizes: list[int]) -> dict[str, Tensor]:
     """Fields of GradientStats of m networks from gradients [m, P]; `sizes` splits into tensors.
 
     Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (of exploding tensors), within [0, 1].
     """
-    parts = seed_grad.split(sizes, dim=1)
+    parts = seed.split(sizes, dim=1)
     each = [torch.linalg.vector_norm(part, dim=1, dtype=STATE_FLOAT) for part in parts]
     norms = torch.stack(each, dim=1)
     vanishing = norms < VANISHING
     exploding = ~(norms <= EXPLODING)
     total = torch.linalg.vector_norm(norms, dim=1)
     health = 1.0 - 0.5 * vanishing.double().mean(1) - 0.8 * exploding.double().mean(1)
-    host_norm = torch.linalg.vector_norm(host_grad, dim=1, dtype=STATE_FLOAT)
-    ratio = (total / seed_grad.shape[1] ** 0.5) / (host_norm / host_grad.shape[1] ** 0.5 + TINY)
+    host_norm = torch.linalg.vector_norm(host, dim=1, dtype=STATE_FLOAT)
+    ratio = (total / seed.shape[1] ** 0.5) / (host_norm / host.shape[1] ** 0.5 + TINY)
     zero = torch.zeros_like(total)
     return {
         "l2": total,

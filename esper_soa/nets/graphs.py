@@ -60,11 +60,9 @@ class StaticStep(Protocol):
 
     def buffers(self) -> list[Tensor]:
         """Everything that outlives the step, ordered and shaped by the key; memory of its own."""
-        ...
 
     def step_(self, variant: int) -> None:
         """Change the buffers in place; no host sync, no allocation that depends on values."""
-        ...
 
 
 Step = TypeVar("Step", bound=StaticStep)
@@ -88,11 +86,6 @@ class CapturedCall:
     arguments: list[Tensor | None]
     spec: TreeSpec
     result: object = None  # in a graph's memory once it is captured
-
-    def with_copied_arguments(self) -> "CapturedCall":
-        """The same call with copies of the arguments."""
-        own = [None if argument is None else argument.clone() for argument in self.arguments]
-        return CapturedCall(self.function, own, self.spec)
 
     def buffers(self) -> list[Tensor]:
         return [argument for argument in self.arguments if argument is not None]
@@ -118,10 +111,7 @@ class GraphRecorder:
     def recorded(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The graph of `work`, recorded, not done; EmptyGraphError where this GPU does nothing."""
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self.device),
-            warnings.catch_warnings(record=True) as caught_warnings,
-        ):
+        with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.synchronize()
             with torch.cuda.stream(self.stream):
@@ -130,7 +120,7 @@ class GraphRecorder:
                     work()
                 finally:
                     graph.capture_end()
-        for one in caught_warnings:
+        for one in caught:
             if EMPTY in str(one.message):
                 raise EmptyGraphError(f"a graph captured on {self.device} is empty")
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
@@ -147,15 +137,9 @@ class StepCache(Generic[Step]):
     memory may be short, or the work one that no graph takes. Else what a capture raises is raised.
     """
 
-    def __init__(
-        self,
-        capture: bool,
-        capacity: int = CAPACITY,
-        device: torch.device = CURRENT,
-        part: str = "",
-    ) -> None:
+    def __init__(self, capture: bool, device: torch.device = CURRENT, part: str = "") -> None:
         self.capture = capture
-        self.capacity = capacity
+        self.capacity = CAPACITY
         self.part = part
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
         self._cached: OrderedDict[Hashable, _CachedStep[Step]] = OrderedDict()
@@ -206,24 +190,22 @@ class StepCache(Generic[Step]):
 
 
 def captured_call(
-    steps: StepCache[CapturedCall],
-    name: Hashable,
-    function: Callable[..., Result],
-    *arguments: object,
+    steps: StepCache[CapturedCall], name: Hashable, function: Callable[..., Result], *inputs: object
 ) -> Result:
-    """function(*arguments) as a kept step; what it gives is a copy.
+    """function(*inputs) as a kept step; what it gives is a copy.
 
-    Arguments and results are nested tensors, records of tensors included. Whatever else decides the
-    function's work, beside the shapes of its arguments, has to be in `name`; tensors that it
+    Inputs and results are nested tensors, records of tensors included. Whatever else decides the
+    function's work, beside the shapes of its inputs, has to be in `name`; tensors that it
     changes keep their addresses.
     """
-    leaves, spec = tree_flatten(arguments)
+    leaves, spec = tree_flatten(inputs)
     key = (name, *(None if leaf is None else leaf.shape for leaf in leaves))
-    fresh = CapturedCall(function, leaves, spec)
-    done = steps.run_(key, fresh if steps.is_cached(key) else fresh.with_copied_arguments(), [0])
-    flat_arguments, result = tree_flatten(done.result)
-    copies = [torch.empty_like(one) for one in flat_arguments]
-    copy_all_(copies, flat_arguments)
+    if not steps.is_cached(key):  # the inputs of a step that is kept are its own
+        leaves = [None if leaf is None else leaf.clone() for leaf in leaves]
+    done = steps.run_(key, CapturedCall(function, leaves, spec), [0])
+    flat, result = tree_flatten(done.result)
+    copies = [torch.empty_like(one) for one in flat]
+    copy_all_(copies, flat)
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 
 
@@ -248,9 +230,8 @@ class Replay(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
-        replayed = ", ".join(self.parts)
-        left_out = "; ".join(self.left_out)
-        return {"replayed": replayed, "reason": self.reason, "left_out": left_out}
+        facts = {"replayed": ", ".join(self.parts), "reason": self.reason}
+        return facts | {"left_out": "; ".join(self.left_out)}
 
 
 def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
@@ -271,8 +252,7 @@ def choose_replay(setting: str, device: torch.device, own_reward: bool, num_rank
         STATE: "a reward of your own may do what a graph does not do again" if own_reward else "",
         GRADIENTS: "ranks take them together" if num_ranks > 1 else "",
     }
-    parts = tuple(part for part in PARTS if not obstacles.get(part))
-    left_out = tuple(
-        f"{part}: left out, as {reason}" for part, reason in obstacles.items() if reason
-    )
+    reasons = {part: reason for part, reason in obstacles.items() if reason}
+    parts = tuple(part for part in PARTS if part not in reasons)
+    left_out = tuple(f"{part}: left out, as {reason}" for part, reason in reasons.items())
     return Replay(parts, f"{', '.join(parts)} (compute.cuda_graphs=auto)", left_out, insists=False)

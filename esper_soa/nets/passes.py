@@ -89,9 +89,8 @@ class PieceEngine(ABC):
         parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
         parts = [envs for envs in parts if envs.size]
         pieces = [partial(train_chunk_, envs, gradients) for envs in parts]
-        loss, accuracy = (
-            torch.zeros(alpha.shape[0], dtype=STATE_FLOAT, device=device) for _ in range(2)
-        )
+        loss = torch.zeros(alpha.shape[0], dtype=STATE_FLOAT, device=device)
+        accuracy = torch.zeros_like(loss)
         for envs, result in zip(parts, run_pieces(pieces, nets.workers), strict=True):
             numbers = upload(envs, device)
             loss[numbers], accuracy[numbers] = (part.to(STATE_FLOAT) for part in result)

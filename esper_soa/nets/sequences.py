@@ -43,23 +43,21 @@ def layer_norm(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.addcmul(bias.unsqueeze(1), normalised, weight.unsqueeze(1))
 
 
-def causal_attention(
-    rows: Tensor, heads: int, length: int, dropped: Tensor | None = None
-) -> Tensor:
+def causal_attention(rows: Tensor, heads: int, length: int, drops: Tensor | None = None) -> Tensor:
     """Rows [n, R, C] of queries, keys and values [n, R, 3*C], in this order, heads in turn in each.
 
-    length: T. dropped: factors [n*B, heads, T, T] of the attention weights, for dropout.
+    length: T. drops: factors [n*B, heads, T, T] of the attention weights, for dropout.
     """
     num_nets = rows.shape[0]
     parts = rows.unflatten(1, (-1, length)).unflatten(3, (3, heads, -1))
     query, key, value = parts.flatten(0, 1).permute(2, 0, 3, 1, 4)
-    if dropped is None:
+    if drops is None:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     else:
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
         future = torch.ones(length, length, dtype=torch.bool, device=rows.device).triu(1)
         weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-        out = (weights * dropped) @ value
+        out = (weights * drops) @ value
     return out.transpose(1, 2).flatten(2).unflatten(0, (num_nets, -1)).flatten(1, 2)
 
 

@@ -55,16 +55,9 @@ def rules_of(
         own = values.get(f"task.{name}")
         return task.number(name) if own is None else own[:, None]
 
-    rates = of("host_lr") * lr_factor, of("seed_lr") * lr_factor
-    host = UpdateRule(
-        of("max_grad_norm"),
-        CLIP_EPS,
-        rates[0],
-        of("momentum"),
-        of("weight_decay"),
-        task.optimizer,
-    )
-    return Rules(host, host._replace(lr=rates[1], weight_decay=0.0))
+    movement = of("host_lr") * lr_factor, of("momentum"), of("weight_decay")
+    host = UpdateRule(of("max_grad_norm"), CLIP_EPS, *movement, task.optimizer)
+    return Rules(host, host._replace(lr=of("seed_lr") * lr_factor, weight_decay=0.0))
 
 
 def state_width(optimizer: str, width: int) -> int:
@@ -75,15 +68,14 @@ def state_width(optimizer: str, width: int) -> int:
 
 
 def update_(params: Tensor, state: Tensor, grad: Tensor, rule: UpdateRule) -> None:
-    """Clip each row's gradient to its own norm, then move the row, in place; params, grad [n, P],
-    state [n, state_width].
-    """
+    """Clip the gradient of each row, move the row in place; params, grad [n, P], state [n, ...]."""
     limited = rule.max_norm > 0
     if isinstance(limited, Tensor) or limited:
         norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
         # as a number over a tensor is computed
         limit = (norm + rule.eps).reciprocal() * like(rule.max_norm, grad)
-        grad = choose(limited, grad * limit.clamp(max=1.0), grad)
+        clipped = grad * limit.clamp(max=1.0)
+        grad = torch.where(limited, clipped, grad) if isinstance(limited, Tensor) else clipped
     if rule.optimizer == "adamw":
         _adamw_(params, state, grad, rule)
     else:
@@ -91,26 +83,20 @@ def update_(params: Tensor, state: Tensor, grad: Tensor, rule: UpdateRule) -> No
 
 
 def _sgd_(params: Tensor, momentum: Tensor, grad: Tensor, rule: UpdateRule) -> None:
-    grad = _decayed(params, grad, rule.weight_decay)
+    decay = rule.weight_decay
+    if isinstance(decay, Tensor):  # rounds as add with alpha does
+        decayed = torch.addcmul(grad, params, decay.to(grad.dtype))
+        grad = torch.where(decay > 0, decayed, grad)
+    elif decay > 0:
+        grad = grad.add(params, alpha=decay)
     momentum.mul_(like(rule.momentum, grad)).add_(grad)
     # not with alpha=lr, which rounds once less than a rate on the device can
     params.sub_(momentum * like(rule.lr, grad))
 
 
-def _decayed(params: Tensor, grad: Tensor, decay: float | Tensor) -> Tensor:
-    if isinstance(decay, Tensor):  # rounds as add with alpha does
-        return torch.where(decay > 0, torch.addcmul(grad, params, decay.to(grad.dtype)), grad)
-    return grad.add(params, alpha=decay) if decay > 0 else grad
-
-
 def like(value: float | Tensor, rows: Tensor) -> float | Tensor:
     """The number, or the numbers of rows in their dtype."""
     return value.to(rows.dtype) if isinstance(value, Tensor) else value
-
-
-def choose(where: bool | Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Rows of one where `where` holds, of the other elsewhere."""
-    return torch.where(where, one, other) if isinstance(where, Tensor) else one
 
 
 def _adamw_(params: Tensor, state: Tensor, grad: Tensor, rule: UpdateRule) -> None:

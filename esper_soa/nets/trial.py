@@ -171,9 +171,8 @@ class Workload:
         self.samples = trial.example(SAMPLES, max(self.val_samples, 1), device)
         envs = torch.arange(trial.sizes.num_envs, device=device)
         self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
-        self.weights = pools.allocate(
-            nets.shape, trial.sizes.num_envs, device, torch.float32, nets.task.optimizer
-        )
+        kind = device, torch.float32, nets.task.optimizer
+        self.weights = pools.allocate(nets.shape, trial.sizes.num_envs, *kind)
         pools.initialise_hosts_(self.weights, nets.shape, self.keys)
         self.seeds = mixture(trial)
         alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))
@@ -185,9 +184,8 @@ class Workload:
         part.weights = self.weights[:envs]
         part.alpha = self.alpha[:envs]
         part.keys = self.keys[:envs]
-        part.seeds = pools.ActiveSeeds._make(
-            values if values is None else values[:envs] for values in self.seeds
-        )
+        own = (values if values is None else values[:envs] for values in self.seeds)
+        part.seeds = pools.ActiveSeeds._make(own)
         return part
 
     def results(self, make: Maker, precision: torch.dtype) -> Results:
@@ -195,10 +193,7 @@ class Workload:
         return self.passes(make(), precision, BATCHES)[0]
 
     def run(self, make: Maker, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
-        """Results of the last training and validation pass; seconds of an env-step, and bytes.
-
-        What a pass costs besides its batches is counted once.
-        """
+        """Results of the last training and validation pass; seconds of an env-step, and bytes."""
         sizes = self.trial.sizes
         on_gpu = self.device.type == "cuda"
         if on_gpu:
@@ -228,14 +223,10 @@ class Workload:
             start = now(self.device)
             trained = engine.train_(nets, weights, self.alpha, seeds, training, batches)
             between = now(self.device)
-            validation_result = engine.validate(nets, weights, self.alpha, seeds, validation)
+            validated = engine.validate(nets, weights, self.alpha, seeds, validation)
             times.append((between - start, now(self.device) - between))
-            reports = {
-                "train loss": trained.loss,
-                "validation loss": validation_result.loss,
-                "accuracy": validation_result.accuracy,
-                "subset": validation_result.subset,
-            }
+            reports = {"train loss": trained.loss, "validation loss": validated.loss}
+            reports |= {"accuracy": validated.accuracy, "subset": validated.subset}
         train, validate = (min(column) for column in zip(*times[-TIMED:], strict=True))
         leaves = dict(weights.select(*self.weights.keys()).flatten_keys(".").items())
         return leaves | reports, train, validate
@@ -246,8 +237,8 @@ class Workload:
         order = streams.integers(self.keys[:, None], places, SAMPLES)
         draw = Draw(order, self.keys, 0, batch_size, True)
         samples = torch.arange(self.val_samples, device=self.device)
-        dtype = torch.float32
-        return self.samples.training(draw, dtype), self.samples.validation(samples, dtype)
+        both = self.samples
+        return both.training(draw, torch.float32), both.validation(samples, torch.float32)
 
 
 def alike(task: TaskConfig) -> TaskConfig:

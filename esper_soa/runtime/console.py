@@ -1,5 +1,4 @@
-"""Output streams that survive a closed console; argument parser and exit status of the commands
-without Hydra.
+"""Output streams that survive a closed console; parser and status of the commands without Hydra.
 
 The reader of a pipe may go away (`| head -1`), a terminal may be closed, a file may be full: what
 is written then is dropped, and whoever keeps a log says so once. Needs no torch.
@@ -60,8 +59,7 @@ class SafeStream(io.TextIOBase):
             self._detach(error)
 
     def _detach(self, error: OSError) -> None:
-        """Redirect the stream's descriptor to the null device, so that flushing its buffer cannot
-        fail."""
+        """Redirect the stream's descriptor to the null device, so that no flush of it can fail."""
         self.lost = self.lost or error.strerror or str(error)
         with suppress(OSError, ValueError), open(os.devnull, "w") as null:
             os.dup2(null.fileno(), self._stream.fileno())

@@ -85,28 +85,15 @@ def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> L
     inputs = sample_spec(cfg.data).elements
     validation_elements = activation_elements(shape, inputs, rows)
     trained = cfg.batch_size * activation_elements(shape, inputs)
-    chunk = choose_env_chunk(
-        cfg.compute.env_chunk,
-        cfg.envs,
-        cfg.batch_size,
-        device,
-        elements=max(trained, validation_elements),
-    )
-    return Layout(
-        chunk,
-        choose_eval_batch(device, elements=chunk * validation_elements),
-        choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device),
-        choose_precision(cfg.compute.precision, device).dtype,
-    )
+    work = cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device
+    chunk = choose_env_chunk(*work, elements=max(trained, validation_elements))
+    batch = choose_eval_batch(device, elements=chunk * validation_elements)
+    workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device)
+    return Layout(chunk, batch, workers, choose_precision(cfg.compute.precision, device).dtype)
 
 
 def choose_env_chunk(
-    setting: int,
-    envs: int,
-    batch_size: int,
-    device: torch.device,
-    cores: int = 0,
-    elements: int = 1,
+    setting: int, envs: int, batch: int, device: torch.device, cores: int = 0, elements: int = 1
 ) -> int:
     """Envs that are trained together: the setting, or for 0 what suits the device; at most all.
 
@@ -118,15 +105,15 @@ def choose_env_chunk(
     if device.type != "cpu":
         most = INDEXED // elements
         words = f"A tensor of {device.type} has at most {INDEXED} elements."
-        largest = f"at most {batch_size * INDEXED // elements} with these hosts"
-        check(most > 0, "batch_size", batch_size, largest, words)
+        largest = f"at most {batch * INDEXED // elements} with these hosts"
+        check(most > 0, "batch_size", batch, largest, words)
         fits = min(setting, envs) <= most
         check(fits, "compute.env_chunk", setting, f"at most {most} here", words)
         return min(setting or envs, envs, most)
     if setting > 0:
         return min(setting, envs)
     cores = cores or usable_cores()
-    most = max(1, CPU_CHUNK_IMAGES // batch_size)
+    most = max(1, CPU_CHUNK_IMAGES // batch)
     shares = -(-envs // (most * cores)) * cores
     return -(-envs // min(shares, envs))
 
@@ -202,10 +189,8 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
     if device.type != "cpu":
         return f"trains {env_chunk} envs at a time, one such chunk after the other"
     thread_text = f"{_some(torch.get_num_threads(), 'thread')} for policy and env state"
-    worker_text = (
-        "1 worker trains" if workers == 1 else f"{workers} workers, each of one thread, train"
-    )
-    work = f"{worker_text} {_some(env_chunk, 'env')} at a time"
+    many = f"{workers} workers, each of one thread, train"
+    work = f"{'1 worker trains' if workers == 1 else many} {_some(env_chunk, 'env')} at a time"
     return f"{work} ({usable_cores()} usable cores), {thread_text}"
 
 

@@ -57,13 +57,10 @@ class WriteErrors:
     def __str__(self) -> str:
         """All of them in one line; empty where all could be written."""
         by_reason: dict[str, list[str]] = {}
-        below = {
-            f"{folder}/{name}": reason
-            for folder, part in self._folders.items()
-            for name, reason in part.reasons.items()
-        }
-        for name, reason in (self.reasons | below).items():
-            by_reason.setdefault(reason, []).append(name)
+        parts = {"": self} | {f"{folder}/": part for folder, part in self._folders.items()}
+        for folder, part in parts.items():
+            for name, reason in part.reasons.items():
+                by_reason.setdefault(reason, []).append(folder + name)
         texts = [(", ".join(names), reason) for reason, names in by_reason.items()]
         return "; ".join(f"{names} could not be written ({reason})" for names, reason in texts)
 

@@ -31,10 +31,8 @@ def finite_json(value: Json, path: str, paths: list[str]) -> Json:
         return {str(key): finite_json(one, f"{path}.{key}", paths) for key, one in value.items()}
     if isinstance(value, Sequence):
         return [finite_json(one, f"{path}[{at}]", paths) for at, one in enumerate(value)]
-    kind = type(value).__name__
-    raise TypeError(
-        f"{path[1:]}: a {kind} cannot be written as JSON; give plain numbers, texts or lists"
-    )
+    remedy = "give plain numbers, texts or lists"
+    raise TypeError(f"{path[1:]}: a {type(value).__name__} cannot be written as JSON; {remedy}")
 
 
 def finite_record(record: Mapping[str, Json]) -> dict[str, Json]:
@@ -64,9 +62,8 @@ def keep_rounds(path: Path, rounds: int) -> int:
     Needs no room on the disk unless something else is between those lines; raises OSError.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    first_lines = [
-        line for line in lines if line.endswith(b"\n") and _round_of(line) in range(1, rounds + 1)
-    ]
+    whole = (line for line in lines if line.endswith(b"\n"))
+    first_lines = [line for line in whole if _round_of(line) in range(1, rounds + 1)]
     if first_lines == lines[: len(first_lines)]:
         if len(first_lines) < len(lines):
             os.truncate(path, sum(map(len, first_lines)))

@@ -75,12 +75,9 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     numbers = shape.parameters.total + rows
     # parameters, what the optimizer keeps, snapshot
     weights = 2 * numbers + state_width(cfg.task.optimizer, numbers) + 2 * shape.statistics.total
-    synthetic = (
-        DRAW_BYTES
-        * spec.elements
-        * max(cfg.data.synthetic_train, cfg.data.synthetic_test, cfg.data.validation_images)
-    )
-    image_bytes = synthetic if cfg.data.name == "synthetic" else 0
+    data = cfg.data
+    most = max(data.synthetic_train, data.synthetic_test, data.validation_images)
+    image_bytes = DRAW_BYTES * spec.elements * most * (data.name == "synthetic")
     settings_to_lower = ("data.synthetic_train", "data.synthetic_test")
     drawn = DRAW_BYTES * min(cfg.envs * shape.parameters.total, DRAWN)
     hosts = drawn + FLOAT * cfg.envs * shape.parameters.total
@@ -103,14 +100,11 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
 def training_needs(
     cfg: TrainConfig, shape: HostShape, device: torch.device, narrower: tuple[str, ...]
 ) -> list[Need]:
-    """What the networks that train side by side take: copies of their rows, activations, losses;
-    then the gradients and what a step makes of them. Native kernels take network by network, in
-    place.
+    """What networks that train side by side take: copies of their rows, activations, losses; then
+    gradients and what a step makes of them. Native kernels take network by network, in place.
     """
     layout = choose_layout(cfg, shape, device)
-    elements = sample_spec(cfg.data).elements + sum(
-        segment.activations for segment in shape.segments
-    )
+    elements = sample_spec(cfg.data).elements + sum(one.activations for one in shape.segments)
     torch_alone = cfg.compute.engine == "torch" or shape.modules is not None
     in_place = shape.slots[0].topology == IMAGES and not torch_alone
     num_nets = min(layout.workers * (1 if in_place else layout.env_chunk), cfg.envs)
@@ -199,10 +193,9 @@ def check_room(
     remedy = f"Take fewer {sample_spec(cfg.data).name} than in" if first == "data.root" else "Lower"
     most = most_envs(cfg, device, free, samples)
     hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
-    reason = (
-        f"It needs at least {total / GIB:.1f} GiB ({_listed(parts)}), and {free / GIB:.1f} GiB "
-        f"are free. {remedy} {' or '.join(settings)}.{hint}"
-    )
+    listed = ", ".join(f"{need.size / GIB:.1f} for {need.what}" for need in parts[:3])
+    reason = f"It needs at least {total / GIB:.1f} GiB ({listed}), and {free / GIB:.1f} GiB"
+    reason = f"{reason} are free. {remedy} {' or '.join(settings)}.{hint}"
     raise SettingError(first, values[first], f"so small that {device} holds the run", reason)
 
 
@@ -219,7 +212,7 @@ def most_envs(
 
 def room_for_steps(cfg: TrainConfig, device: torch.device, processes: int = 1) -> int | None:
     """Bytes that a run leaves to an engine that keeps what its passes work in, at most; None where
-    what is free is not known. processes: that share what is free.
+    nobody knows. processes: that share what is free.
     """
     free = free_memory(device)
     others = [need for need in needs(cfg, device) if need.during not in (PASSED, UPDATED)]
@@ -245,10 +238,6 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: EnvRules) -> st
 
 def _largest_first(parts: Sequence[Need]) -> list[Need]:
     return sorted(parts, key=lambda need: -need.size)
-
-
-def _listed(parts: Sequence[Need]) -> str:
-    return ", ".join(f"{need.size / GIB:.1f} for {need.what}" for need in parts[:3])
 
 
 @contextmanager

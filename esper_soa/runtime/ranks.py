@@ -115,9 +115,8 @@ class RankGroup(Ranks):
     def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
         flat = torch.cat([part.reshape(-1).double() for part in parts])
         pieces = _Total.apply(flat, self).split([part.numel() for part in parts])
-        return tuple(
-            piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True)
-        )
+        both = zip(pieces, parts, strict=True)
+        return tuple(piece.view(part.shape).to(part.dtype) for piece, part in both)
 
     def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         flat = self.reduced(torch.cat([gradient.reshape(-1) for gradient in gradients]))
@@ -127,10 +126,8 @@ class RankGroup(Ranks):
     def extremes(
         self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        return (
-            self._extreme(largest, dist.ReduceOp.MAX),
-            self._extreme(smallest, dist.ReduceOp.MIN),
-        )
+        highest = self._extreme(largest, dist.ReduceOp.MAX)
+        return highest, self._extreme(smallest, dist.ReduceOp.MIN)
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
         rows = [part.movedim(dim, 0) for part in parts]
@@ -161,10 +158,8 @@ class RankGroup(Ranks):
         places = torch.arange(1, len(bits) + 1, device=bits.device)
         sums = self.all_gather(torch.stack([bits.sum(), (bits * places).sum()]))
         if not all(torch.equal(one, sums[0]) for one in sums):
-            raise RuntimeError(
-                "the policies of the ranks have drifted apart, which no arithmetic of theirs "
-                "should do"
-            )
+            problem = "the policies of the ranks have drifted apart"
+            raise RuntimeError(f"{problem}, which no arithmetic of theirs should do")
 
     def gather_values(self, value: Value) -> list[Value]:
         boxes: list = [None] * self.count
@@ -178,13 +173,11 @@ class RankGroup(Ranks):
             dist.gather_object(value, boxes if self.first else None, dst=0, group=self._host)
         return boxes if self.first else []
 
-    def reduced(
-        self, flat: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
-    ) -> Tensor:
+    def reduced(self, flat: Tensor, kind: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """`flat` reduced over all ranks; the same bits on each."""
         flat = flat.detach().clone()
         with _rank_errors():
-            dist.all_reduce(flat, operation)
+            dist.all_reduce(flat, kind)
         return flat
 
     def _extreme(self, parts: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
@@ -222,6 +215,5 @@ def _rank_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLostError(
-            f"another rank has ended or does not answer ({one_line(error)})"
-        ) from error
+        problem = f"another rank has ended or does not answer ({one_line(error)})"
+        raise RankLostError(problem) from error

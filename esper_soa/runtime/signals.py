@@ -121,9 +121,8 @@ def torch_import_guard() -> Iterator[None]:
         with import_guard():
             yield
     except OSError as error:
-        raise UserError(
-            f"torch cannot be loaded ({error}). TMPDIR=<folder> names one for its files"
-        ) from error
+        remedy = "TMPDIR=<folder> names one for its files"
+        raise UserError(f"torch cannot be loaded ({error}). {remedy}") from error
 
 
 class Requests:

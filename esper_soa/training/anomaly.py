@@ -28,12 +28,8 @@ class AnomalyRule(NamedTuple):
     patient: bool = False  # only after `patience` updates in a row
 
 
-RULES = tuple(
-    AnomalyRule(name, **rule)
-    for name, rule in yaml.safe_load(
-        Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8")
-    ).items()
-)
+LISTED = yaml.safe_load(Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8"))
+RULES = tuple(AnomalyRule(name, **rule) for name, rule in LISTED.items())
 
 
 @dataclass
@@ -75,13 +71,9 @@ class Watch(WatchState):
         """Updates without a step, and numbers that are not finite in those with one."""
         skipped = update.get("not_finite_steps", 0.0)
         if not update.get("steps", 1.0):
-            reason = (
-                "no gradient was finite" if skipped else "the policy moved too far before the first"
-            )
-            text = (
-                f"no gradient step was taken: {reason}. If it happens again, lower policy.ppo.lr."
-            )
-            return {"skipped_update": text}
+            moved = "the policy moved too far before the first"
+            text = f"no gradient step was taken: {'no gradient was finite' if skipped else moved}."
+            return {"skipped_update": f"{text} If it happens again, lower policy.ppo.lr."}
         names = [name for name, value in update.items() if not math.isfinite(value)]
         if not names and not skipped:
             return {}
@@ -97,16 +89,13 @@ class Watch(WatchState):
             side = "above" if rule.limit.startswith("max") else "below"
             over = value > limit if side == "above" else value < limit  # False for NaN
             if self._streak(rule.name, over) >= (self.cfg.patience if rule.patient else 1):
-                findings[rule.name] = (
-                    f"{rule.metric} is {value:.3g}, {side} {limit:g} "
-                    f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
-                )
+                text = f"{rule.metric} is {value:.3g}, {side} {limit:g} "
+                text += f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
+                findings[rule.name] = text
         return findings
 
     def _entropy(self, update: Mapping[str, float]) -> dict[str, str]:
-        """Heads that explored in this run and hardly do any more; one not in use in this update
-        stays as it was judged. A policy that begins with low entropies has not collapsed.
-        """
+        """Heads that explored in this run and hardly do any more; unused ones stay as judged."""
         findings = {}
         for head in HEAD_NAMES:
             name = f"entropy_collapse/{head}"

@@ -22,7 +22,7 @@ from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.data.datasets import count_samples, load_samples, sample_spec, synthetic
 from esper_soa.nets.engine import NetsConfig
-from esper_soa.nets.graphs import STATE, Replay, choose_replay
+from esper_soa.nets.graphs import STATE, choose_replay
 from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import HostShape
@@ -89,16 +89,13 @@ def reward_settings(
     modes = tuple(dict.fromkeys(cfg.reward.split))
     places = torch.tensor([modes.index(mode) for mode in cfg.reward.split], device=device)
     place = places[(first_env + torch.arange(cfg.envs, device=device)) % len(places)]
-    split = RewardSplit(
-        tuple(of(mode, "reward.split") for mode in modes), place, tuple(cfg.reward.split)
-    )
+    parts = tuple(of(mode, "reward.split") for mode in modes)
+    split = RewardSplit(parts, place, tuple(cfg.reward.split))
     return RewardSettings(cfg.reward, counts, flop, cfg.steps, split=split)
 
 
 def trial_of(cfg: TrainConfig, device: torch.device, processes: int = 1) -> Trial:
-    """Networks and their work on `device`, which so many processes share, as any engine but the
-    native kernels gets them.
-    """
+    """Networks and their work on `device`, which so many processes share; not of native kernels."""
     shape = task_shape(cfg.task, cfg.slots)
     nets = NetsConfig(
         shape,
@@ -157,10 +154,10 @@ def build_world(
     data = load_samples(cfg.data, device) if data is None else data.to(device)
     own_reward = any(map(is_reference, cfg.reward.modes))
     replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)
-    kernels = replaying(build_kernels(cfg, rules, part.envs), replay, device)
-    return World(
-        rules, data, sizes_of(part), cfg.data, cfg.seed if seed is None else seed, kernels, ranks
-    )
+    kernels = build_kernels(cfg, rules, part.envs)
+    kernels = kernels._replace(replay=replay, steps=replay.steps(STATE, device))
+    seed = cfg.seed if seed is None else seed
+    return World(rules, data, sizes_of(part), cfg.data, seed, kernels, ranks)
 
 
 def world_facts(world: World) -> dict[str, object]:
@@ -200,8 +197,3 @@ def build_kernels(cfg: TrainConfig, rules: EnvRules, num_envs: int) -> StepKerne
         torch.compiler.reset()
         kernels = compiled()._replace(reason=reason)
     return kernels
-
-
-def replaying(kernels: StepKernels, replay: Replay, device: torch.device) -> StepKernels:
-    """The kernels, calls kept where `replay` says so, which players.py reads for others."""
-    return kernels._replace(replay=replay, steps=replay.steps(STATE, device))

@@ -142,8 +142,7 @@ def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
 def make_recorder(
     cfg: TrainConfig, world: World, session: Session, ranks: Ranks, control: bool = False
 ) -> Recorder:
-    """The recorder that telemetry.level asks for, of the hosts of `world`, which may be those of
-    the control.
+    """The recorder that telemetry.level asks for, of the hosts of `world`, or of the control's.
 
     A folder that has tables needs it at any level: a resumed run cuts them back.
     """

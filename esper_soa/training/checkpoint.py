@@ -57,9 +57,7 @@ def load_checkpoint(path: Path, device: torch.device) -> dict:
 
 
 def type_error(value: object, kind: object, place: str) -> str:
-    """Where the plain `value` is not of the type `kind` (of lists, dictionaries and records), in
-    words; empty where it is. An int serves as a float.
-    """
+    """Where the plain `value` is not of the type `kind`, in words; an int serves as a float."""
     item_types = get_args(kind)
     parts: Iterable[tuple[object, object, object]] = ()
     if isinstance(kind, UnionType):

@@ -16,10 +16,11 @@ from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.env.env import NO_OBSERVER, Env, Observer
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import EnvView, StepResult
-from esper_soa.env.topology import Topology
+from esper_soa.env.topology import HostStates, Topology
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code, num_codes
-from esper_soa.state import Decision, View, select
+from esper_soa.nets.seeds.pools import SlotSeeds
+from esper_soa.state import STATE_FLOAT, Decision, View, select
 from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
 from esper_soa.training.metrics import (
     PROGRESS,
@@ -29,6 +30,9 @@ from esper_soa.training.metrics import (
     read_progress,
 )
 from esper_soa.training.progress import Progress
+from esper_soa.vocabulary import RUNNING_STAGES
+
+AT_ONCE = 256  # test samples of a pass, at least
 
 
 class Player(NamedTuple):
@@ -63,18 +67,12 @@ class EpisodeRunner:
         num_envs = world.sizes.num_envs
         self.env.begin_(request.number, request.topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
-        self.fresh_teacher = self.teacher_memory = (
-            player.teacher.start(num_envs, world.device) if player.teacher is not None else ()
-        )
-        self.metrics = MetricsAccumulator(
-            world.device,
-            num_envs,
-            world.flop,
-            world.sizes.train_samples,
-            names_by_code(world.rules.nets.shape.blueprints),
-            world.rules.reward,
-            world.kernels,
-        )
+        teacher = player.teacher
+        fresh = () if teacher is None else teacher.start(num_envs, world.device)
+        self.fresh_teacher = self.teacher_memory = fresh
+        names = names_by_code(world.rules.nets.shape.blueprints)
+        work = world.flop, world.sizes.train_samples, names, world.rules.reward, world.kernels
+        self.metrics = MetricsAccumulator(world.device, num_envs, *work)
         self.rollout = _rollout(world, player)
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = request.recorder
@@ -96,9 +94,8 @@ class EpisodeRunner:
         ended = observed.ended
         memory = restart(self.memory, self.fresh, observed.restarted)
         before = self.memory
-        decision, memory, probabilities = decide(
-            self.player.agent, observed.view, memory, self.recorder.full
-        )
+        agent = self.player.agent
+        decision, memory, probabilities = decide(agent, observed.view, memory, self.recorder.full)
         self.memory = memory if ended is None else restart(memory, before, ended)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
@@ -126,9 +123,8 @@ class EpisodeRunner:
         while self.pending_copy and self.pending_copy[0].here:
             numbers = self.pending_copy.popleft().numbers.numpy()
             if len(numbers) > len(PROGRESS):
-                self.recorder.emit(
-                    self.num_reported + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1)
-                )
+                recorded = numbers[len(PROGRESS) :].reshape(num_envs, -1)
+                self.recorder.emit(self.num_reported + 1, recorded)
             playing = all_envs * self.num_playing[self.num_reported] // num_envs
             self.num_reported += 1
             self.progress.skip_env_steps(all_envs - playing)
@@ -146,32 +142,26 @@ class EpisodeRunner:
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """Return the results of the round; the rollout is None where no policy learns."""
         env = self.env
-        state = self.env.state
-        self._skip_rest()
+        world = env.world
+        state = env.state
+        steps_left = world.rules.max_steps - env.step_number
+        if steps_left:  # every episode has ended early
+            self.progress.skip_env_steps(steps_left * world.reduction.all_envs(env.num_envs))
+            self.metrics.skip_env_steps(steps_left * env.num_envs)
+            # for rows that stay empty
+            self.earned += [torch.zeros_like(rewards) for rewards in self.earned[-1:]] * steps_left
         if self.rollout is not None and self.player.learner is not None:
             self.player.learner.fill_rewards_(self.rollout, torch.stack(self.earned))
             memory = restart(self.memory, self.fresh, state.guard.panic)
             self.rollout.bootstrap.copy_(self.player.agent.act(env.current_view(), memory)[0].value)
         self.profile.on_phase_end("policy")
-        result = self.metrics.read(
-            state, env.world.rules.reward.counts, env.world.reduction, env.world.settings
-        )
+        counts = world.rules.reward.counts
+        result = self.metrics.read(state, counts, world.reduction, world.settings)
         self.pending_copy[-1].wait()
         self._report()
         self.recorder.end()
         self.profile.on_phase_end("telemetry")
         return result, self.rollout
-
-    def _skip_rest(self) -> None:
-        """Count the env-steps left out at the end, as every episode has ended early."""
-        world = self.env.world
-        num_envs = self.env.num_envs
-        steps_left = world.rules.max_steps - self.env.step_number
-        if steps_left:
-            self.progress.skip_env_steps(steps_left * world.reduction.all_envs(num_envs))
-            self.metrics.skip_env_steps(steps_left * num_envs)
-            # for rows that stay empty
-            self.earned += [torch.zeros_like(rewards) for rewards in self.earned[-1:]] * steps_left
 
 
 def play_round(world: World, player: Player, request: Round) -> tuple[RoundResult, Rollout | None]:
@@ -185,18 +175,13 @@ def play_round(world: World, player: Player, request: Round) -> tuple[RoundResul
 def _rollout(world: World, player: Player) -> Rollout | None:
     if player.learner is None:
         return None
-    names = tuple(spec.name for spec in world.rules.nets.shape.slots)
-    rollout = new_rollout(
-        world.rules.max_steps,
-        world.sizes.num_envs,
-        len(names),
-        len(feature_names(names, world.rules.observed)),
-        world.device,
-        num_codes(world.rules.nets.shape.blueprints),
-    )
-    if player.teacher is None:
-        return rollout
-    return rollout._replace(taught=rollout.rows.action.clone())
+    shape = world.rules.nets.shape
+    names = tuple(spec.name for spec in shape.slots)
+    sizes = world.rules.max_steps, world.sizes.num_envs, len(names)
+    width = len(feature_names(names, world.rules.observed))
+    rollout = new_rollout(*sizes, width, world.device, num_codes(shape.blueprints))
+    taught = None if player.teacher is None else rollout.rows.action.clone()
+    return rollout._replace(taught=taught)
 
 
 def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
@@ -226,3 +211,50 @@ def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: T
         contribution_measured=attribution.measured,
         batch_size=[valid.shape[0]],
     )
+
+
+class TestScores(NamedTuple):
+    """How N hosts do on all test samples."""
+
+    accuracies: list[float]  # percent
+    losses: list[float]  # nats, mean over the targets
+
+
+def with_test(world: World, result: RoundResult) -> RoundResult:
+    """The result with the test scores of its hosts, whose weights `world` still holds."""
+    scores = measure_test(world, result.hosts)
+    return result._replace(test_accuracies=scores.accuracies, test_losses=scores.losses)
+
+
+def measure_test(world: World, hosts: HostStates) -> TestScores:
+    """Scores of N hosts, each with all its seeds on.
+
+    hosts: those of all envs of the run as they were last measured. The samples go through in passes
+    of as many as a validation pass has, so that an engine which keeps steps has one for both.
+    """
+    nets = world.rules.nets
+    engine = world.rules.engine
+    own = (world.reduction.own(part).to(world.device) for part in hosts[:4])
+    stage, blueprint, blend, alpha = own
+    running = torch.isin(stage, stage.new_tensor(RUNNING_STAGES))
+    none = torch.zeros_like(running)
+    visible = running & (alpha > 0)
+    over = none if world.rules.early_stop.enabled else None
+    seeds = SlotSeeds(running, stage, blueprint, blend, none, visible, none, none, none, over)
+    active = engine.claim_(nets, world.weights, seeds, world.seed_keys(0))
+    num_test = len(world.data.test_labels)
+    size = max(world.sizes.val_samples, AT_ONCE)
+    order = torch.full((-(-num_test // size) * size,), -1, device=world.device)
+    order[:num_test] = torch.arange(num_test, device=world.device)
+    correct = torch.zeros(len(stage), dtype=STATE_FLOAT, device=world.device)
+    loss = torch.zeros_like(correct)
+    targets = world.data.spec.num_targets
+    for part in order.split(size):
+        feed = world.data.test(part, world.dtype)
+        report = engine.validate(nets, world.weights, alpha, active, feed)
+        count = (part >= 0).sum() * targets
+        correct += (report.accuracy[:, 0] / 100 * count).round()
+        loss += report.loss * count
+    total = num_test * targets
+    every = world.reduction.gather([100.0 * correct / total, loss / total])
+    return TestScores(*(values.tolist() for values in every))

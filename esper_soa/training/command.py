@@ -42,7 +42,15 @@ def run_command(name: str) -> None:
         sweep = next((one for one in arguments if one.startswith(SWEEPS)), "")
         try:
             if questions:
-                answer_question(questions[0], [one for one in arguments if one not in QUESTIONS])
+                with import_guard():
+                    from rich.console import Console
+
+                    from esper_soa.config.compose import compose_settings
+                others = [one for one in arguments if one not in QUESTIONS]
+                composed = compose_settings(overrides=others)
+                with torch_import_guard():
+                    show = find_in_lab(questions[0], questions[0])
+                show(composed, Console())
                 return
             if sweep:
                 find_in_lab("sweep", sweep)(arguments)
@@ -69,15 +77,3 @@ def job(composed: "DictConfig", *callbacks: "Callback") -> float | None:
         if not OmegaConf.is_missing(HydraConfig.get().job, "num"):  # a job of a sweep
             raise
         exit_with(error)
-
-
-def answer_question(question: str, overrides: list[str]) -> None:
-    """Print what a flag asks of a run with these overrides; raises UserError."""
-    with import_guard():
-        from rich.console import Console
-
-        from esper_soa.config.compose import compose_settings
-    settings = compose_settings(overrides=overrides)
-    with torch_import_guard():
-        show = find_in_lab(question, question)
-    show(settings, Console())

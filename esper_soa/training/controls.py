@@ -23,8 +23,7 @@ from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.callbacks import NO_RECORDER, Recorder
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.final_test import with_test
+from esper_soa.training.collect import Player, Round, play_round, with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.totals import FinalHosts
 
@@ -38,7 +37,7 @@ def play_control(
     cfg: TrainConfig,
     world: World,
     grown: GrownHosts,
-    env_steps: Round,
+    request: Round,
     ranks: Ranks = ALONE,
     record: Callable[[World], Recorder] = lambda world: NO_RECORDER,
 ) -> RoundResult:
@@ -53,44 +52,29 @@ def play_control(
     """
     if not is_reference(name):
         check_choice("control", name, CONTROLS)
+    player = Player(WaitPolicy(), None)
     if name == "static_final":
-        player = Player(WaitPolicy(), None)
-        return _play_recorded(world, player, env_steps._replace(topology=grown.topology), record)
-    if name == "static_large":
-        size = sum(grown.parameters) / len(grown.parameters)
-        return _play_wide_host(cfg, world, size, env_steps, ranks, record)
-    return _play_recorded(world, Player(rule_player(cfg, name, "control"), None), env_steps, record)
-
-
-def _play_recorded(
-    world: World, player: Player, request: Round, record: Callable[[World], Recorder]
-) -> RoundResult:
-    """One round, recorded, and its hosts measured on the test images."""
+        request = request._replace(topology=grown.topology)
+    elif name == "static_large":
+        wide = _widened(cfg, sum(grown.parameters) / len(grown.parameters))
+        world = build_world(wide, world.device, world.seed, world.data, ranks)
+    else:
+        player = Player(rule_player(cfg, name, "control"), None)
     with closing(record(world)) as recorder:
         result, _ = play_round(world, player, request._replace(recorder=recorder))
     return with_test(world, result)
 
 
-def _play_wide_host(
-    cfg: TrainConfig,
-    world: World,
-    parameters: float,
-    env_steps: Round,
-    ranks: Ranks,
-    record: Callable[[World], Recorder],
-) -> RoundResult:
-    """One round without growth, of hosts that are widened to so many parameters.
+def _widened(cfg: TrainConfig, parameters: float) -> TrainConfig:
+    """The settings of hosts that are widened to so many parameters, and do not grow.
 
     The first slot alone, as memory is kept for what might grow in a slot; for one episode no
     kernels are compiled and no graphs tried.
     """
     first = task_slots(cfg.task, cfg.slots)[0].name
     plain = _without_user_parts(cfg)
-    task = widen_host(plain.task, parameters)
     compute = replace(cfg.compute, compile="off", cuda_graphs="off")
-    wide = replace(plain, task=task, slots=[first], compute=compute)
-    wider = build_world(wide, world.device, world.seed, world.data, ranks)
-    return _play_recorded(wider, Player(WaitPolicy(), None), env_steps, record)
+    return replace(plain, task=widen_host(plain.task, parameters), slots=[first], compute=compute)
 
 
 def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
@@ -112,10 +96,8 @@ def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:
     """
     widths = task.widths
     at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)
-    nearest = min(
-        widths[max(at - 1, 0) : at + 1], key=lambda width: abs(_size(task, width) - parameters)
-    )
-    return task.with_width(nearest)
+    near = widths[max(at - 1, 0) : at + 1]
+    return task.with_width(min(near, key=lambda width: abs(_size(task, width) - parameters)))
 
 
 def _size(task: TaskConfig, width: int) -> int:

@@ -25,9 +25,8 @@ from esper_soa.runtime.files import write_text
 from esper_soa.runtime.json_lines import finite_record
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.training.build import build_world, rule_player, world_facts
-from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.collect import Player, Round, play_round, with_test
 from esper_soa.training.final_table import as_text
-from esper_soa.training.final_test import with_test
 from esper_soa.training.progress import LOGGER, Progress, show
 from esper_soa.training.resume import SavedRun, SavedTask, read_run, restore_policy
 from esper_soa.training.run_folder import damaged_newer, find_checkpoint, write_versions
@@ -71,14 +70,11 @@ def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: Saved
 
 
 def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConfig:
-    """Those of a task of the checkpoint's run, with amount, place and way of choosing of the
-    evaluation.
-    """
+    """Those of a task of the checkpoint's run; amount, place and way of choosing are its own."""
     data = replace(settings.data, root=cfg.data_root or settings.data.root)
     precision = cfg.compute.precision
-    compute = replace(
-        cfg.compute, precision=settings.compute.precision if precision == "auto" else precision
-    )
+    precision = settings.compute.precision if precision == "auto" else precision
+    compute = replace(cfg.compute, precision=precision)
     return replace(
         settings,
         name=cfg.name,
@@ -135,9 +131,7 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     return table
 
 
-def write_results(
-    path: Path, facts: dict, scores: dict[str, Scores], verdicts: list[Verdict]
-) -> None:
+def write_results(path: Path, facts: dict, scores: dict[str, Scores], found: list[Verdict]) -> None:
     """evaluation.json: what was played, means with intervals, and every single number."""
     policies = {
         verdict.policy: {
@@ -145,7 +139,7 @@ def write_results(
             "net_less_first": None if verdict.lead is None else verdict.lead._asdict(),
             "samples": scores[verdict.policy]._asdict(),
         }
-        for verdict in verdicts
+        for verdict in found
     }
     write_text(path, json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n")
 
@@ -174,28 +168,22 @@ def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> dict[str, list
 
 
 def evaluate_task(
-    session: Session,
-    cfg: EvaluateConfig,
-    run: TrainConfig,
-    checkpoint: Path,
-    checkpoint_run: SavedRun,
+    session: Session, cfg: EvaluateConfig, run: TrainConfig, checkpoint: Path, saved: SavedRun
 ) -> list[Verdict]:
     """`evaluate_in_session` of one task, whose settings are those of `run`."""
     device = resolve_device(cfg.device)
     with memory_errors(UserError):
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
-    data = announce(session, checkpoint_run.task(run.task.name), world)
-    agents = {name: build_agent(name, run, world, checkpoint_run) for name in cfg.policies}
+    data = announce(session, saved.task(run.task.name), world)
+    agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
     with session.progress(total, run.telemetry) as progress, memory_errors(RunMemoryError):
-        scores = {
-            name: score(world, agent, cfg.episodes, progress, name)
-            for name, agent in agents.items()
-        }
+        played = agents.items()
+        scores = {name: score(world, one, cfg.episodes, progress, name) for name, one in played}
     verdicts = judge(scores, cfg)
     facts = {
         "checkpoint": str(checkpoint),
-        "rounds_done": checkpoint_run.rounds_done,
+        "rounds_done": saved.rounds_done,
         "seed": cfg.seed,
         "envs": run.envs,
         "episodes": cfg.episodes,
@@ -205,10 +193,8 @@ def evaluate_task(
         "data": data,
     }
     amount = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
-    title = (
-        f"{run.task.host_name} on {world.data.name}: {amount}, means with "
-        f"{cfg.confidence:.0%} t intervals"
-    )
+    title = f"{run.task.host_name} on {world.data.name}: {amount}, means with"
+    title = f"{title} {cfg.confidence:.0%} t intervals"
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
     with session.write_errors.attempt(session.folder.evaluation.name):
         write_results(session.folder.evaluation, facts, scores, verdicts)

@@ -1,7 +1,4 @@
-"""The end of a run: the table of grown hosts and control, and summary.json.
-
-Given a Summary of plain numbers by the trainer. Needs no torch.
-"""
+"""The end of a run: the table of grown hosts and control, and summary.json. Needs no torch."""
 
 import io
 import json
@@ -105,11 +102,6 @@ class Summary:
     samples: str = "images"  # what the data set has, in the plural
 
     @property
-    def local_env_steps(self) -> int:
-        """Env-steps of the growing hosts in this process."""
-        return self.speed.env_steps - self.env_steps_before
-
-    @property
     def control_env_steps(self) -> int:
         """Env-steps of the control: an episode of every env a round, as far as it went."""
         if self.control is None:
@@ -120,17 +112,14 @@ class Summary:
 def write_summary(summary: Summary, path: Path) -> None:
     """Replace summary.json: the record and what is derived from it, NaN as null; raises OSError."""
     record = asdict(summary)
-    for key, score in (("grown", summary.grown), ("control", summary.control)):
-        if score is not None:
-            record[key] |= asdict(score.episodes[-1])
-            record[key] |= {name: getattr(score, name) for name, *_ in (*LOSS_ROWS, *ROWS)}
+    both = {"grown": summary.grown, "control": summary.control}
+    scores = {key: score for key, score in both.items() if score is not None}
+    for key, score in scores.items():
+        record[key] |= asdict(score.episodes[-1])
+        record[key] |= {name: getattr(score, name) for name, *_ in (*LOSS_ROWS, *ROWS)}
     record["configurations"] = [
         {"settings": dict(one)}
-        | {
-            key: {name: getattr(score.part(one), name) for name in CONFIGURATION}
-            for key, score in (("grown", summary.grown), ("control", summary.control))
-            if score is not None
-        }
+        | {key: _configuration(score.part(one)) for key, score in scores.items()}
         for one in summary.grown.configurations
     ]
     record["speed"]["eps"] = summary.speed.eps
@@ -148,19 +137,23 @@ def write_summary(summary: Summary, path: Path) -> None:
     write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
 
 
+def _configuration(score: HostScore) -> dict[str, float]:
+    return {name: getattr(score, name) for name in CONFIGURATION}
+
+
 def write_overview(summaries: Sequence[Summary], path: Path) -> None:
     """Replace summary.json of a run on several tasks: means over them; raises OSError."""
     first = summaries[0]
     seconds = sum(one.speed.seconds for one in summaries)
     env_steps = sum(one.speed.env_steps for one in summaries)
+    scores = [one.grown for one in summaries]
+    grown = {name: fmean(getattr(one, name) for one in scores) for name in CONFIGURATION}
     record: dict[str, Json] = {
         "name": first.name,
         "tasks": [one.task for one in summaries],
         "policy": first.policy,
         "rounds": first.rounds,
-        "grown": {
-            name: fmean(getattr(one.grown, name) for one in summaries) for name in CONFIGURATION
-        },
+        "grown": grown,
         "speed": {"env_steps": env_steps, "seconds": seconds, "eps": env_steps / seconds},
         "wall_seconds": max(one.wall_seconds for one in summaries),
     }
@@ -269,9 +262,7 @@ def verdict_lines(summary: Summary) -> list[str]:
     if comparison.pairs > 1:
         over = f"{comparison.pairs} paired differences, over hosts and episodes"
         interval = f"{CONFIDENCE:.0%} t interval of {over}"
-    work = (
-        f"{summary.control_env_steps} env-steps on the same seeds, data order and {summary.samples}"
-    )
+    work = f"{summary.control_env_steps} env-steps on the same seeds, data order and {samples}"
     lines += [f"control  {control_text(control.name)}: {work}", f"interval {interval}"]
     if comparison.left_out:
         lines.append(f"left out {comparison.left_out} pairs with an accuracy that is not finite")
@@ -288,9 +279,8 @@ def fact_lines(summary: Summary) -> list[str]:
     front_text = f", hypervolume {volume:.2f}" if volume > 0 else ""
     env_steps = f"{speed.env_steps} env-steps"
     if summary.rounds_before:
-        env_steps = (
-            f"{summary.local_env_steps} of {env_steps} (the others before the run was resumed)"
-        )
+        local = speed.env_steps - summary.env_steps_before
+        env_steps = f"{local} of {env_steps} (the others before the run was resumed)"
     if summary.control is not None:
         env_steps += f" and {summary.control_env_steps} of the control"
     work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"

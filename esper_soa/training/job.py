@@ -38,25 +38,21 @@ class RunCallback(Callback):
     def on_run_start(self, config: DictConfig, **_: object) -> None:
         """Set hydra.run.dir to the folder of the run, which is made."""
         HydraConfig.instance().set_config(config)
-        try:
-            folder = _folder_of(config)
+        composed = copy.deepcopy(config)
+        with open_dict(composed):
+            del composed["hydra"]
+        try:  # settings are checked before a folder is made
+            requested = requested_folder(config, "hydra.run.dir")
+            if OmegaConf.get_type(config) is EvaluateConfig:
+                evaluation = evaluation_from(composed)
+                find_checkpoint(evaluation.checkpoint, "checkpoint")
+                folder = open_run_folder(requested, evaluation.name)
+            else:
+                folder = make_run_folder(job_settings(composed), requested)
         except UserError as error:  # Hydra drops exceptions of callbacks
             exit_with(error)
         with read_write(config.hydra):
             config.hydra.run.dir = str(folder.path)
-
-
-def _folder_of(config: DictConfig) -> RunFolder:
-    """Make the folder of a run with these settings, which are checked first."""
-    composed = copy.deepcopy(config)
-    with open_dict(composed):
-        del composed["hydra"]
-    folder = requested_folder(config, "hydra.run.dir")
-    if OmegaConf.get_type(config) is not EvaluateConfig:
-        return make_run_folder(job_settings(composed), folder)
-    evaluation = evaluation_from(composed)
-    find_checkpoint(evaluation.checkpoint, "checkpoint")  # before a folder is made
-    return open_run_folder(folder, evaluation.name)
 
 
 def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float | None:
@@ -99,7 +95,6 @@ def _evaluate(composed: DictConfig, folder: RunFolder) -> None:
         _keep_hydra_records(run_session, composed, overrides)
         with torch_import_guard():
             from esper_soa.training.evaluation import evaluate_in_session
-
         evaluate_in_session(run_session, settings)
 
 

@@ -52,10 +52,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def train_in_session(
-    session: Session,
-    cfg: TrainConfig,
-    checkpoint: Path | None,
-    callbacks: Sequence[Callback] = (),
+    session: Session, cfg: TrainConfig, checkpoint: Path | None, callbacks: Sequence[Callback] = ()
 ) -> float:
     """Run the whole job on as many ranks as the settings say; returns the final accuracy (percent).
 
@@ -158,9 +155,8 @@ def _failure_of(
     elif failure.exitcode >= 0:
         words = f"rank {rank} of {cfg.ranks} ended with status {failure.exitcode}"
     again = f" {cfg.restarts} restarts were of no avail." if cfg.restarts else ""
-    return RankLostError(
-        f"{words}; the others have been ended.{again} {resume_hint(folder, cfg.rounds)}"
-    )
+    words = f"{words}; the others have been ended.{again}"
+    return RankLostError(f"{words} {resume_hint(folder, cfg.rounds)}")
 
 
 def resume_hint(folder: RunFolder, rounds: int) -> str:
@@ -192,12 +188,8 @@ def main() -> None:
     threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
     rendezvous = f"file://{scratch}/store_{launched.restarts}"
     fault = scratch / f"fault_{launched.rank}.json"
-    with (
-        _dropped_without(job["launcher"], scratch),
-        _write_fault(fault, launched.rank),
-        safe_streams(),
-        quiet_warnings(),
-    ):
+    ending = _write_fault(fault, launched.rank)
+    with _dropped_without(job["launcher"], scratch), ending, safe_streams(), quiet_warnings():
         cfg = settings_from_yaml(job["settings"])
         if launched.rank > 0:
             run_silent_rank(cfg, launched, rendezvous)
@@ -231,9 +223,7 @@ def _dropped_without(launcher: int, scratch: Path) -> Iterator[None]:
 
 @contextmanager
 def _write_fault(path: Path, rank: int) -> Iterator[None]:
-    """Write what ends the context early to `path`, for the launcher; KNOWN_ERRORS end the process
-    with their status.
-    """
+    """Write what ends the context early to `path`; KNOWN_ERRORS end the process by their status."""
     path.unlink(missing_ok=True)  # of an earlier start
     try:
         yield
@@ -286,11 +276,8 @@ def run_rank(
     else:
         torch.cuda.set_device(device)
     if launched.restarts:
-        LOGGER.warning(
-            "ranks    all %d were started again, for the %d. time",
-            launched.processes,
-            launched.restarts,
-        )
+        message = "ranks    all %d were started again, for the %d. time"
+        LOGGER.warning(message, launched.processes, launched.restarts)
     _connect(device, launched, rendezvous)
     processes = launched.local_processes if device.type == "cpu" else 1
     group = RankGroup(cfg.envs, launched.local_rank, processes)

@@ -107,14 +107,10 @@ class MetricsAccumulator:
         if reward is not None and reward.user_name:
             self.terms_by_name[reward.user_name] = USER_TERM
         self.split = None if reward is None else reward.split
-        self.sums = Sums(
-            zeros(len(self.terms_by_name)),
-            zeros(len(OP_NAMES)),
-            zeros(len(OP_NAMES)),
-            zeros(1),
-            zeros(num_envs, STABILITY_WINDOW),
-            empty_blueprint_stats(device, len(names)),
-        )
+        count = len(OP_NAMES)
+        totals = zeros(len(self.terms_by_name)), zeros(count), zeros(count), zeros(1)
+        stats = empty_blueprint_stats(device, len(names))
+        self.sums = Sums(*totals, zeros(num_envs, STABILITY_WINDOW), stats)
         self.env_steps = 0
         self.left_out = zeros(1)  # of these, those of envs whose episode was over
         self.costs = costs
@@ -156,9 +152,9 @@ class MetricsAccumulator:
         if ended is not None:
             matches = matches & ~ended[:, None]
             rewards = torch.where(ended[:, None], sums.rewards, rewards)
+        means = torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()])
         return Sums(
-            terms=sums.terms
-            + torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()]),
+            terms=sums.terms + means,
             ops=sums.ops + matches.sum(0),
             successes=sums.successes + (matches & outcome.success[:, None]).sum(0),
             rows=sums.rows + (subset >= 0).sum(),
@@ -236,6 +232,7 @@ class MetricsAccumulator:
     ) -> dict[str, Json]:
         """The round's part of a line of metrics.jsonl."""
         by_reason = dict(zip(REASON_NAMES, map(int, stats["rollbacks"].sum(0)), strict=True))
+        rollbacks = {name: by_reason[name] for name in REASON_NAMES[1:]}
         return {
             "accuracy": _spread(episodes.accuracy),
             **dict(zip(TRAINING, stats["training"].mean(1).tolist(), strict=True)),
@@ -246,8 +243,7 @@ class MetricsAccumulator:
             "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
             "seeds": {name: seeds[name] for name in COUNTS},
             "blueprints": blueprint_record(BlueprintStats(*stats["blueprints"]), self.names),
-            "rollbacks": {"total": sum(by_reason.values())}
-            | {name: by_reason[name] for name in REASON_NAMES[1:]},
+            "rollbacks": {"total": sum(by_reason.values())} | rollbacks,
             "ops": dict(zip(OP_NAMES, stats["ops"].tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, stats["successes"].tolist(), strict=True)),
             "alpha_rows": float(stats["rows"]) / float(stats["env_steps"] - stats["left_out"]),
@@ -256,9 +252,8 @@ class MetricsAccumulator:
 
 def per_env(settings: EnvSettings) -> list[dict[str, float]]:
     """What each env has of its own, by dotted name."""
-    return [
-        dict(zip(settings, values, strict=True)) for values in zip(*settings.values(), strict=True)
-    ]
+    rows = zip(*settings.values(), strict=True)
+    return [dict(zip(settings, values, strict=True)) for values in rows]
 
 
 def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:
@@ -267,9 +262,8 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
     for mode in dict.fromkeys(modes):
         in_mode = torch.tensor([one == mode for one in modes])
         means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
-        record[mode] = {"envs": int(in_mode.sum())} | {
-            name: float(values[in_mode].mean()) for name, values in means.items()
-        }
+        own = {name: float(values[in_mode].mean()) for name, values in means.items()}
+        record[mode] = {"envs": int(in_mode.sum()), **own}
     return record
 
 
@@ -277,9 +271,8 @@ def _reduce_values(values: dict[str, Tensor], reduction: Reduction) -> dict[str,
     """The same of all envs of the run: sums added, means weighted, what is per env joined."""
     if reduction.count == 1:
         return values
-    summed = {name: values[name] for name in SUMMED} | {
-        "terms": values["terms"] * values["env_steps"]
-    }
+    summed = {name: values[name] for name in SUMMED}
+    summed["terms"] = values["terms"] * values["env_steps"]
     sums = {name: torch.stack(reduction.all_gather(part)).sum(0) for name, part in summed.items()}
     sums["terms"] = sums["terms"] / sums["env_steps"]
     for dim, names in enumerate(PER_ENV):
@@ -292,17 +285,12 @@ def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same on the host, as float64, by one copy."""
     flat_values = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts.values()]).cpu()
     pieces = flat_values.split([part.numel() for part in parts.values()])
-    return {
-        name: piece.view(part.shape)
-        for (name, part), piece in zip(parts.items(), pieces, strict=True)
-    }
+    views = (piece.view(one.shape) for piece, one in zip(pieces, parts.values(), strict=True))
+    return dict(zip(parts, views, strict=True))
 
 
 def episode_records(
-    episodes: Outcomes,
-    totals: Mapping[str, Tensor],
-    modes: Sequence[str],
-    settings: EnvSettings,
+    episodes: Outcomes, totals: Mapping[str, Tensor], modes: Sequence[str], settings: EnvSettings
 ) -> list[dict[str, Json]]:
     """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split; settings:
     what envs have of their own.
@@ -337,9 +325,9 @@ def blueprint_record(
     for code, name in enumerate(names):
         seed_counts = {key: int(count[code]) for key, count in counts.items()}
         if any(seed_counts.values()):
-            record[name] = seed_counts | {
-                key: None if math.isnan(mean[code]) else mean[code] for key, mean in means.items()
-            }
+            own = {key: mean[code] for key, mean in means.items()}
+            own = {key: None if math.isnan(mean) else mean for key, mean in own.items()}
+            record[name] = seed_counts | own
     return record
 
 

@@ -64,10 +64,8 @@ class NetworkFiles:
             except ModuleFileError as error:
                 LOGGER.warning("networks %s: it is passed over", error)
         if rounds:
-            message = (
-                "the best host so far is not there: that of the rounds to come will be the best"
-            )
-            LOGGER.warning("networks %s", message)
+            other = "that of the rounds to come will be the best"
+            LOGGER.warning("networks the best host so far is not there: %s", other)
         return None
 
     def save_best(self, states: HostStates, number: int) -> None:
@@ -119,11 +117,7 @@ class NetworkFiles:
                     save(net, path)
 
     def local_hosts(
-        self,
-        states: HostStates,
-        number: int,
-        envs: Sequence[int],
-        chosen_by: str | None = None,
+        self, states: HostStates, number: int, envs: Sequence[int], chosen_by: str | None = None
     ) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]

@@ -42,8 +42,7 @@ class Checkpoints:
                 save_checkpoint(self.folder.best, self.content)
 
     def save(self, outputs: Collection["TaskOutput"]) -> None:
-        """Save the checkpoint of the rounds done, once, and drop what is too old, also of the files
-        of the tasks.
+        """Save the checkpoint of the rounds done, once, and drop what is too old, tasks' files too.
 
         A full disk costs the checkpoint, not the run; older ones stay.
         """
@@ -130,9 +129,7 @@ class TaskOutput:
         self._seen = there
 
     def save_networks(self, number: int, hosts: HostStates, due: bool) -> None:
-        """Save the networks of round `number`, from 1, which ended with these hosts; due: whether a
-        checkpoint of it is.
-        """
+        """Save the networks of round `number`, from 1; due: whether a checkpoint of it is."""
         self.networks.save_best(hosts, number)
         if due or number == self.cfg.rounds:
             self.networks.save_hosts()

@@ -43,24 +43,18 @@ TAKEN = ("policy", "reward", "value")
 
 
 def build_players(cfgs: Sequence[TrainConfig], worlds: Sequence[World]) -> list[Player]:
-    """The decision makers of several worlds; where they learn, they have one learner.
-
-    Raises UserError as `build_player`.
-    """
-    first = build_player(cfgs[0], worlds[0])
-    beside = zip(cfgs[1:], worlds[1:], strict=True)
-    return [first, *(_player_beside(first, cfg, world) for cfg, world in beside)]
-
-
-def _player_beside(first: Player, cfg: TrainConfig, world: World) -> Player:
-    """The decision maker of a further world, with the learner of the first, if any."""
-    learner = first.learner
-    if learner is None:
-        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
-    policy = learner.policy.for_slots(world.rules.nets.shape.slots)
-    policy.steps = world.kernels.replay.steps(POLICY, world.device)
-    learner.policies.append(policy)
-    return Player(policy, learner, _teacher(cfg))
+    """Decision makers of several worlds, with one learner at most; UserError as build_player."""
+    players = [build_player(cfgs[0], worlds[0])]
+    learner = players[0].learner
+    for cfg, world in zip(cfgs[1:], worlds[1:], strict=True):
+        if learner is None:
+            players.append(build_player(cfg, world))
+            continue
+        policy = learner.policy.for_slots(world.rules.nets.shape.slots)
+        policy.steps = world.kernels.replay.steps(POLICY, world.device)
+        learner.policies.append(policy)
+        players.append(Player(policy, learner, _teacher(cfg)))
+    return players
 
 
 def _teacher(cfg: TrainConfig) -> Agent | None:
@@ -87,17 +81,11 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     replay = world.kernels.replay
     policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo
-    learner = Learner(
-        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.reduction
-    )
+    schedule = ppo.floor_penalty_rounds, cfg.seed
+    learner = Learner(policy, ppo, *schedule, gradients, imitation, world.reduction)
     if cfg.policy.init != SCRATCH:
-        load_pretrained(
-            learner,
-            cfg.policy.network,
-            load_policy(cfg.policy.init, world.device),
-            cfg.policy.observe,
-            names,
-        )
+        learned = load_policy(cfg.policy.init, world.device)
+        load_pretrained(learner, cfg.policy.network, learned, cfg.policy.observe, names)
     return Player(policy, learner, _teacher(cfg))
 
 
@@ -184,10 +172,8 @@ def load_pretrained(
     if wrong:
         give = " ".join(f"policy.network.{name}={learned.network[name]}" for name in wrong)
         have = " ".join(f"{name}={sizes[name]}" for name in wrong)
-        raise UserError(
-            f"policy.init={one_line(learned.init)}: its network is of another size. Give "
-            f"{give} (instead of {have})"
-        )
+        problem = f"policy.init={one_line(learned.init)}: its network is of another size"
+        raise UserError(f"{problem}. Give {give} (instead of {have})")
     like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
     known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
     state = dict(learned.learner)

@@ -1,7 +1,6 @@
 """Where the time of a run goes: the share of every phase per update, or a trace of a few env-steps.
 
-The caller reports the end of each phase. On CUDA that is
-an event in the stream; the events are read once a round.
+The caller reports the end of each phase: on CUDA an event in the stream, read once a round.
 """
 
 import threading
@@ -19,17 +18,8 @@ from esper_soa.env.step import StepData
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.training.progress import LOGGER
 
-PHASES = [
-    "training",
-    "validation",
-    "data",
-    "state",
-    "policy",
-    "update",
-    "telemetry",
-    "reset",
-    "files",
-]
+PHASES = ["training", "validation", "data", "state", "policy", "update", "telemetry"]
+PHASES += ["reset", "files"]
 SKIPPED_STEPS = 3  # env-steps before a trace, and in it
 TRACED_STEPS = 3
 

@@ -31,28 +31,10 @@ from esper_soa.training.totals import FinalHosts, RunTotals
 # What may be another value in the run that goes on; a name with a dot at the end stands for all
 # settings under it. data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
-    "name",
-    "device",
-    "run_dir",
-    "rounds",
-    "control",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "profile",
-    "report",
-    "resume",
-    "track",
-    "ranks",
-    "restarts",
-    "compute.workers",
-    "compute.threads",
-    "compute.env_chunk",
-    "compute.compile",
-    "compute.engine",
-    "compute.cuda_graphs",
-    "telemetry.",
-    "data.name",
-    "data.root",
+    *("name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep"),
+    *("profile", "report", "resume", "track", "ranks", "restarts"),
+    *("compute.workers", "compute.threads", "compute.env_chunk", "compute.compile"),
+    *("compute.engine", "compute.cuda_graphs", "telemetry.", "data.name", "data.root"),
 )
 ABSENT = "(absent)"
 
@@ -114,12 +96,8 @@ def _saved_task(progress: dict, data: dict[str, str]) -> SavedTask:
 
 def restore_learner(learner: Learner, checkpoint_run: SavedRun, path: Path) -> None:
     """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
-    _restore(
-        learner,
-        checkpoint_run.learner,
-        "learner",
-        f" {one_line(path)}: the learner does not fit this run",
-    )
+    label = f" {one_line(path)}: the learner does not fit this run"
+    _restore(learner, checkpoint_run.learner, "learner", label)
 
 
 def restore_policy(policy: RecurrentPolicy, checkpoint_run: SavedRun) -> None:
@@ -142,22 +120,15 @@ def task_content(progress: RunTotals, data: BatchSource) -> dict:
 
 
 def run_content(
-    tasks: dict[str, dict],
-    cfg: TrainConfig,
-    watch: dict,
-    best_accuracy: float,
-    learner: dict | None,
+    tasks: dict[str, dict], cfg: TrainConfig, watch: dict, best: float, learner: dict | None
 ) -> dict:
-    """What `read_run` reads back. The learner's tensors are held, not copied.
-
-    tasks: `task_content` of each.
-    """
+    """What `read_run` reads back; tasks: `task_content` of each; tensors are held, not copied."""
     return {
         "tasks": tasks,
         "settings": asdict(cfg),
         "versions": package_versions(),
         "watch": watch,
-        "best_accuracy": best_accuracy,
+        "best_accuracy": best,
         "learner": learner,
     }
 
@@ -188,15 +159,12 @@ def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
     relevant = [f"  {name}: {change}\n" for name, change in changed.items() if not may_change(name)]
     if relevant:
         free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)
-        raise UserError(
-            "resume: these settings are not those of the checkpoint:\n"
-            f"{''.join(relevant)}  These may change: {free}."
-        )
+        problem = "resume: these settings are not those of the checkpoint:\n"
+        raise UserError(f"{problem}{''.join(relevant)}  These may change: {free}.")
     done = checkpoint_run.rounds_done
     if cfg.rounds < done:
-        raise UserError(
-            f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
-        )
+        allowed = f"at least {done}, which the checkpoint has done already"
+        raise UserError(f"rounds={cfg.rounds}: must be {allowed}")
     own = ("resume", "run_dir")
     return [f"{name}: {change}" for name, change in changed.items() if name not in own]
 
@@ -204,10 +172,8 @@ def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
 def check_data(saved: SavedTask, data: BatchSource) -> None:
     """Raise UserError where the samples are not those of the checkpoint."""
     if saved.data["identity"] != data.identity:
-        raise UserError(
-            f"resume: the {data.spec.name} are not those of the checkpoint. It was made on "
-            f"{one_line(saved.data['source'])} This is {data.source}"
-        )
+        made = f"It was made on {one_line(saved.data['source'])} This is {data.source}"
+        raise UserError(f"resume: the {data.spec.name} are not those of the checkpoint. {made}")
 
 
 def version_changes(checkpoint_run: SavedRun, folder: RunFolder, engine: str) -> list[str]:
@@ -223,10 +189,9 @@ def version_changes(checkpoint_run: SavedRun, folder: RunFolder, engine: str) ->
     except (OSError, ValueError, KeyError, TypeError):
         return texts  # nothing says which it was
     if engine_before != engine:
-        remedy = f"compute.engine={one_line(engine_before)} asks for it again"
-        texts.append(
-            f"engine: {one_line(engine_before)} -> {engine}: results differ in rounding ({remedy})"
-        )
+        earlier = one_line(engine_before)
+        remedy = f"results differ in rounding (compute.engine={earlier} asks for it again)"
+        texts.append(f"engine: {earlier} -> {engine}: {remedy}")
     return texts
 
 
@@ -236,9 +201,8 @@ def _writing(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there"
-        ) from error
+        problem = f"cannot be written ({reason_of(error)}). Make room there"
+        raise UserError(f"resume: {folder.path} {problem}") from error
 
 
 def drop_checkpoints(folder: RunFolder, rounds: int) -> None:
@@ -252,10 +216,7 @@ def drop_checkpoints(folder: RunFolder, rounds: int) -> None:
 
 
 def cut_back(folder: RunFolder, rounds: int, recorder: Recorder) -> None:
-    """Bring metrics.jsonl, episodes.jsonl and the tables back to `rounds` rounds.
-
-    Raises UserError where they cannot be written.
-    """
+    """Bring metrics.jsonl, episodes.jsonl and the tables back to `rounds` rounds; UserError."""
     with _writing(folder):
         recorder.truncate(rounds)
         keep_rounds(folder.episodes, rounds)

@@ -85,9 +85,8 @@ def find_checkpoint(path_text: str, setting: str) -> Path:
     if path.is_dir():
         checkpoints = RunFolder(path).checkpoints()
         if not checkpoints:
-            raise UserError(
-                f"{label}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
-            )
+            remedy = "Give a checkpoint or a run folder"
+            raise UserError(f"{label}: there is no checkpoint in this folder. {remedy}")
         return newest_undamaged(checkpoints, label)
     if not path.exists():
         raise UserError(f"{label}: there is no such file or folder")
@@ -207,10 +206,9 @@ def open_run_folder(run_dir: str, name: str) -> RunFolder:
     names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
     existing = [name for name in names if (folder.path / name).exists()]
     if existing:
-        raise UserError(
-            f"run_dir={folder.path}: already holds the results of a run ({', '.join(existing)}). "
-            "Choose another folder, or go on with resume=auto."
-        )
+        problem = f"already holds the results of a run ({', '.join(existing)})"
+        remedy = "Choose another folder, or go on with resume=auto."
+        raise UserError(f"run_dir={folder.path}: {problem}. {remedy}")
     return folder
 
 

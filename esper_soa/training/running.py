@@ -39,10 +39,7 @@ class Run:
         ranks: Ranks = ALONE,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Build a run at its start.
-
-        resumed: whether `restore` comes next, so that policy.init is not read.
-        """
+        """Build a run at its start; resumed: `restore` comes next, so policy.init is not read."""
         self.device = resolve_device(cfg.device, ranks.local_rank)
         apply_threads(cfg.compute.threads)
         take_device(self.device)
@@ -97,13 +94,10 @@ class Run:
                 write_config(self.folder, settings_yaml(self.cfg))
         for change in resume.check_settings(checkpoint_run, self.cfg):
             LOGGER.info("resume   changed %s", change)
-        other_versions = [
-            change
-            for task in self.tasks.values()
-            for change in resume.version_changes(
-                checkpoint_run, task.folder, task.world.rules.engine.chosen.name
-            )
-        ]
+        other_versions = list[str]()
+        for task in self.tasks.values():
+            engine = task.world.rules.engine.chosen.name
+            other_versions += resume.version_changes(checkpoint_run, task.folder, engine)
         for change in dict.fromkeys(other_versions):
             LOGGER.warning("resume   changed %s", change)
 
@@ -131,14 +125,11 @@ class Run:
             weights = learner.policy.state_dict()
             copies = {name: weight.clone() for name, weight in weights.items()}
             state = learner.state_dict() | {"policy": copies}
-        tasks = {
-            name: resume.task_content(task.totals, task.world.data)
-            for name, task in self.tasks.items()
-        }
+        every = self.tasks.items()
+        tasks = {name: resume.task_content(one.totals, one.world.data) for name, one in every}
+        reached = self.watch.state_dict(), self.best_accuracy, state
         self.checkpoints.rounds = self.rounds_done
-        self.checkpoints.content = resume.run_content(
-            tasks, self.cfg, self.watch.state_dict(), self.best_accuracy, state
-        )
+        self.checkpoints.content = resume.run_content(tasks, self.cfg, *reached)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -149,11 +140,8 @@ class Run:
             yield
 
     def save_best(self, results: Sequence[RoundResult]) -> None:
-        """Save the policy, before its update, where its round is the best so far: by the mean over
-        tasks of the accuracies of their hosts.
-        """
-        means = (math.fsum(one.accuracies) / len(one.accuracies) for one in results)
-        accuracy = fmean(means)
+        """Save the policy, before its update, where its round has the best mean over tasks."""
+        accuracy = fmean(math.fsum(one.accuracies) / len(one.accuracies) for one in results)
         if self.learner is not None and accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
             self.checkpoints.save_best()

@@ -229,9 +229,8 @@ def open_run(path: str | PathLike[str]) -> RecordedRun:
     """The run in a folder; raises UserError where there is none."""
     folder = RunFolder(Path(path).expanduser().resolve())
     if not folder.config.is_file():
-        raise UserError(
-            f"{one_line(path)}: is not the folder of a run: there is no {folder.config.name} in it"
-        )
+        problem = f"is not the folder of a run: there is no {folder.config.name} in it"
+        raise UserError(f"{one_line(path)}: {problem}")
     return RecordedRun(folder.path)
 
 

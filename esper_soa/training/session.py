@@ -82,27 +82,24 @@ class Session:
 
     @contextmanager
     def logging_output(self) -> Iterator[None]:
-        """What is said in the context, and what ends it early, goes to console and log."""
+        """What is said in the context, and what ends it early, goes to console and log, that with
+        its traceback where no message of ours.
+
+        A refusal leaves a folder as it is in which a run has begun before.
+        """
         LOGGER.setLevel(logging.DEBUG)
         LOGGER.propagate = False
         LOGGER.addHandler(self.log)
         try:
             yield
         finally:
-            self._log_error()
+            error = sys.exception()
+            expected = IncompleteError | Interrupted | RankLostError | PrunedError
+            if isinstance(error, expected) or (isinstance(error, UserError) and not self._begun):
+                LOGGER.debug("ended: %s", error)
+            elif error is not None and not isinstance(error, UserError):
+                LOGGER.debug("ended by an error", exc_info=error)
             LOGGER.removeHandler(self.log)
-
-    def _log_error(self) -> None:
-        """Keep what ends the work early in the log, with its traceback where no message of ours.
-
-        A refusal leaves a folder as it is in which a run has begun before.
-        """
-        error = sys.exception()
-        is_expected = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
-        if is_expected or (isinstance(error, UserError) and not self._begun):
-            LOGGER.debug("ended: %s", error)
-        elif error is not None and not isinstance(error, UserError):
-            LOGGER.debug("ended by an error", exc_info=error)
 
     def progress(
         self,

@@ -17,16 +17,7 @@ from esper_soa.config.agent import SCRATCH
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import TrainConfig, settings_yaml
-from esper_soa.training.run_folder import (
-    RUNS,
-    RunFolder,
-    dated_folders,
-    find_checkpoint,
-    newest_undamaged,
-    open_run_folder,
-    writable,
-    write_config,
-)
+from esper_soa.training import run_folder
 
 if TYPE_CHECKING:
     from esper_soa.training.session import Session
@@ -38,7 +29,7 @@ SUFFIX = ".policy"  # beside each lies its card, NAME.md
 class RunStart(NamedTuple):
     """A folder, and the checkpoint in it to go on from; None for a new run."""
 
-    folder: RunFolder
+    folder: run_folder.RunFolder
     checkpoint: Path | None
 
 
@@ -72,13 +63,12 @@ def requested_folder(config: DictConfig, key: str) -> str:
     """The folder that run_dir asks for, or Hydra's `key` where that is set; empty for neither."""
     folder = str(OmegaConf.select(config, key))
     if config.run_dir and folder != config.run_dir:
-        raise UserError(
-            f"run_dir={config.run_dir}, {key}={folder}: both name the folder. Give one of them"
-        )
+        both = f"run_dir={config.run_dir}, {key}={folder}"
+        raise UserError(f"{both}: both name the folder. Give one of them")
     return folder
 
 
-def make_run_folder(settings: TrainConfig, run_dir: str) -> RunFolder:
+def make_run_folder(settings: TrainConfig, run_dir: str) -> run_folder.RunFolder:
     """The folder of a run, made where new: `run_dir`, or its name and the time; or what it resumes.
 
     Where torchrun has started the ranks of the run, the id of its launch stands for the time.
@@ -90,11 +80,11 @@ def make_run_folder(settings: TrainConfig, run_dir: str) -> RunFolder:
         find_policy(settings.policy.init)
     launched = launched_rank()
     if launched is None:
-        return open_run_folder(run_dir, settings.name)
+        return run_folder.open_run_folder(run_dir, settings.name)
     # torchrun tells only the machine of a rank that was lost that it starts all again, so a folder
     # that there is, is that of this run, for all ranks, on every machine, and at every start
-    path = user_path("run_dir", run_dir) if run_dir else RUNS / settings.name / launched.run_id
-    return writable(path, "run_dir")
+    own = run_folder.RUNS / settings.name / launched.run_id
+    return run_folder.writable(user_path("run_dir", run_dir) if run_dir else own, "run_dir")
 
 
 def begin_run(session: "Session", settings: TrainConfig, overrides: Sequence[str]) -> Path | None:
@@ -111,10 +101,10 @@ def begin_run(session: "Session", settings: TrainConfig, overrides: Sequence[str
     if resume:
         checkpoint = resume_start(resume, str(folder.path), settings.name).checkpoint
     else:
-        open_run_folder(str(folder.path), settings.name)
+        run_folder.open_run_folder(str(folder.path), settings.name)
     if checkpoint is None:
         with session.write_errors.attempt(folder.config.name):
-            write_config(folder, settings_yaml(settings), list(overrides))
+            run_folder.write_config(folder, settings_yaml(settings), list(overrides))
     return checkpoint
 
 
@@ -127,23 +117,20 @@ def resume_start(resume: str, run_dir: str, name: str) -> RunStart:
     """
     requested = user_path("run_dir", run_dir)
     if resume != "auto":
-        path = find_checkpoint(resume, "resume")
+        path = run_folder.find_checkpoint(resume, "resume")
         if run_dir and requested.resolve() != path.parent:
-            raise UserError(
-                f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its "
-                f"checkpoint, {path.parent}. Leave run_dir out."
-            )
-        return RunStart(writable(path.parent, "resume"), path)
-    for folder in [requested] if run_dir else dated_folders(RUNS / name):
-        checkpoints = RunFolder(folder).checkpoints()
+            problem = f"a resumed run goes on in the folder of its checkpoint, {path.parent}"
+            raise UserError(f"run_dir={one_line(run_dir)}: {problem}. Leave run_dir out.")
+        return RunStart(run_folder.writable(path.parent, "resume"), path)
+    for folder in [requested] if run_dir else run_folder.dated_folders(run_folder.RUNS / name):
+        checkpoints = run_folder.RunFolder(folder).checkpoints()
         if checkpoints:
-            return RunStart(
-                writable(folder, "run_dir"), newest_undamaged(checkpoints, "resume=auto")
-            )
+            claimed = run_folder.writable(folder, "run_dir")
+            return RunStart(claimed, run_folder.newest_undamaged(checkpoints, "resume=auto"))
     ended = any((requested / result).exists() for result in ("summary.json", "evaluation.json"))
     if run_dir and not ended:  # left by a run that ended before its first checkpoint
-        return RunStart(writable(requested, "run_dir"), None)
-    return RunStart(open_run_folder(run_dir, name), None)
+        return RunStart(run_folder.writable(requested, "run_dir"), None)
+    return RunStart(run_folder.open_run_folder(run_dir, name), None)
 
 
 def packaged_policies() -> list[str]:
@@ -160,8 +147,7 @@ def find_policy(init: str) -> Path:
     if init in names:
         return POLICIES / f"{init}{SUFFIX}"
     if not user_path("policy.init", init).exists():
-        raise UserError(
-            f"policy.init={one_line(init)}: there is no such policy, run folder or checkpoint. "
-            f"Policies that ship: {', '.join(names) or 'none yet'}"
-        )
-    return find_checkpoint(init, "policy.init")
+        problem = "there is no such policy, run folder or checkpoint"
+        shipped = f"Policies that ship: {', '.join(names) or 'none yet'}"
+        raise UserError(f"policy.init={one_line(init)}: {problem}. {shipped}")
+    return run_folder.find_checkpoint(init, "policy.init")

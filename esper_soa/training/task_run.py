@@ -22,22 +22,15 @@ from esper_soa.runtime.device import device_name, layout_in_words
 from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.memory import plan_in_words
 from esper_soa.runtime.ranks import Ranks
-from esper_soa.training import resume
+from esper_soa.training import resume, run_folder
 from esper_soa.training.build import world_facts
 from esper_soa.training.callbacks import Callback, make_recorder
-from esper_soa.training.collect import Player, Round
+from esper_soa.training.collect import Player, Round, with_test
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
-from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.output import TaskOutput
 from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import (
-    RunFolder,
-    open_run_folder,
-    write_config,
-    write_versions,
-)
 from esper_soa.training.session import Session
 from esper_soa.training.totals import RunTotals, cut_off
 from esper_soa.training.verdict import Episode, HostScore, control_text
@@ -85,7 +78,7 @@ class TaskRun:
         self.origin = Origin(session.begin, device_name(self.device, nets.workers, nets.precision))
 
     @property
-    def folder(self) -> RunFolder:
+    def folder(self) -> run_folder.RunFolder:
         """Paths of the files of the task."""
         return self.session.folder
 
@@ -97,7 +90,7 @@ class TaskRun:
     def begin(self) -> None:
         """Begin afresh; UserError where the folder of the task holds results already."""
         if self.session.part:
-            open_run_folder(str(self.folder.path), self.cfg.name)
+            run_folder.open_run_folder(str(self.folder.path), self.cfg.name)
         self.output.networks.truncate(0)
 
     def restore(self, saved: resume.SavedTask) -> None:
@@ -110,10 +103,10 @@ class TaskRun:
         """Write versions.json, and config.yaml where the folder is of this task alone."""
         write_errors = self.session.write_errors
         with write_errors.attempt(self.folder.versions.name):
-            write_versions(self.folder, self.origin.place, world_facts(self.world))
+            run_folder.write_versions(self.folder, self.origin.place, world_facts(self.world))
         if self.session.part:
             with write_errors.attempt(self.folder.config.name):
-                write_config(self.folder, settings_yaml(self.cfg))
+                run_folder.write_config(self.folder, settings_yaml(self.cfg))
 
     def label(self, text: str) -> str:
         """What the progress bar calls a part of the run."""
@@ -143,12 +136,10 @@ class TaskRun:
             if one.code >= NUM_BLUEPRINTS:
                 LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
-        if cfg.policy.name == "ppo" and cfg.policy.ppo.minibatches > cfg.envs:
-            LOGGER.warning(
-                "policy   policy.ppo.minibatches=%d is more than envs=%d: one minibatch per env",
-                cfg.policy.ppo.minibatches,
-                cfg.envs,
-            )
+        minibatches = cfg.policy.ppo.minibatches
+        if cfg.policy.name == "ppo" and minibatches > cfg.envs:
+            numbers = f"policy.ppo.minibatches={minibatches} is more than envs={cfg.envs}"
+            LOGGER.warning("policy   %s: one minibatch per env", numbers)
         LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
         self.log_details()
 
@@ -198,10 +189,8 @@ class TaskRun:
             **seconds,
             **learning,
         }
-        episodes = [
-            {"round": number, "env": env} | episode for env, episode in enumerate(result.episodes)
-        ]
-        return metrics, episodes
+        numbered = enumerate(result.episodes)
+        return metrics, [{"round": number, "env": env} | episode for env, episode in numbered]
 
     def play_control(self, progress: Progress) -> None:
         """Play the last rounds with the control, where there is one."""
@@ -211,18 +200,10 @@ class TaskRun:
         recent = self.totals.recent
         label = self.label(control_text(cfg.control))
         record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
-        results = [
-            play_control(
-                cfg.control,
-                cfg,
-                self.world,
-                hosts,
-                Round(number, progress, label),
-                self.ranks,
-                record,
-            )
-            for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
-        ]
+        results = []
+        for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent)):
+            played = hosts, Round(number, progress, label), self.ranks, record
+            results.append(play_control(cfg.control, cfg, self.world, *played))
         missing = sum(cut_off(result, cfg) for result in results)
         self.control = Control(self.score(cfg.control, results), missing)
 

@@ -13,29 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.agent.rollout import Rollout
-from esper_soa.config.errors import (
-    PrunedError,
-    RankLostError,
-    RunMemoryError,
-    UserError,
-    check,
-    error_text,
-)
+from esper_soa.config import errors
 from esper_soa.config.settings import TrainConfig
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import collect_signals
-from esper_soa.training import resume
+from esper_soa.training import final_table, resume
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.collect import Round, play_round
-from esper_soa.training.final_table import (
-    Summary,
-    print_summary,
-    write_overview,
-    write_summary,
-)
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.run_folder import damaged_newer
@@ -50,7 +37,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
     Yields the number of rounds done after every round. Raises RunMemoryError where memory runs out.
     """
     tasks = run.tasks.values()
-    with memory_errors(RunMemoryError), progress_bar(run) as progress, run.open():
+    with memory_errors(errors.RunMemoryError), progress_bar(run) as progress, run.open():
         for task in tasks:
             task.output.callbacks.on_run_start(task)
         for number in range(run.rounds_done, run.cfg.rounds):
@@ -149,7 +136,7 @@ def run_in_session(
     checkpoint: Path | None,
     ranks: Ranks = ALONE,
     callbacks: Sequence[Callback] = (),
-) -> list[Summary]:
+) -> list[final_table.Summary]:
     """Run the whole job, from `checkpoint` on where given; returns the record of the final table of
     each task.
 
@@ -171,10 +158,10 @@ def run_in_session(
                 except Exception as error:
                     # a compiler, say, that the same signal has ended
                     if session.requests.stop and ranks is ALONE:
-                        LOGGER.debug("stopped while %s", error_text(error))
+                        LOGGER.debug("stopped while %s", errors.error_text(error))
                         run.handle_signals()
                     raise
-        except (PrunedError, RankLostError):
+        except (errors.PrunedError, errors.RankLostError):
             run.save()
             raise
         return finish_run(run)
@@ -191,10 +178,10 @@ def start_run(
 
     Raises UserError where it cannot continue from there, or memory does not suffice.
     """
-    local_text = f"{ranks.count} here"
-    check(cfg.ranks == ranks.count, "ranks", cfg.ranks, local_text, "esper-train starts ranks.")
+    here = cfg.ranks == ranks.count
+    errors.check(here, "ranks", cfg.ranks, f"{ranks.count} here", "esper-train starts ranks.")
     checkpoint = ranks.from_first(lambda: checkpoint)
-    with memory_errors(UserError):
+    with memory_errors(errors.UserError):
         checkpoint_run = None
         if checkpoint is not None:
             device = resolve_device(cfg.device if ranks.count == 1 else "cpu")
@@ -218,7 +205,7 @@ def start_run(
     return run
 
 
-def finish_run(run: Run) -> list[Summary]:
+def finish_run(run: Run) -> list[final_table.Summary]:
     """Sum up a run whose rounds are done; IncompleteError where something could not be written."""
     run.profile.close()
     summaries = [task.summarise() for task in run.tasks.values()]
@@ -227,12 +214,12 @@ def finish_run(run: Run) -> list[Summary]:
     session = run.session
     for task, summary in zip(run.tasks.values(), summaries, strict=True):
         with task.session.write_errors.attempt(task.folder.summary.name):
-            write_summary(summary, task.folder.summary)
-        print_summary(summary, session.console)
+            final_table.write_summary(summary, task.folder.summary)
+        final_table.print_summary(summary, session.console)
         task.output.callbacks.on_run_end(task, summary)
     if run.cfg.worlds:
         with session.write_errors.attempt(run.folder.summary.name):
-            write_overview(summaries, run.folder.summary)
+            final_table.write_overview(summaries, run.folder.summary)
     LOGGER.info("files    %s", run.folder.path)
     session.finish()
     return summaries

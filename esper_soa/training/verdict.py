@@ -104,9 +104,7 @@ class HostScore:
 
     @property
     def best(self) -> float:
-        """Test accuracy, percent, of the host with the highest validation accuracy of all episodes;
-        of equals, the first.
-        """
+        """Test accuracy, percent, of the host with the highest validation accuracy, the first."""
         both = zip(self.flat("validation_accuracies"), self.flat("test_accuracies"), strict=True)
         finite = (pair for pair in both if math.isfinite(pair[0]))
         return max(finite, key=itemgetter(0), default=(math.nan, math.nan))[1]
@@ -137,11 +135,8 @@ class HostScore:
 
     def mean(self, name: str) -> float:
         """Of the finite values of a field; NaN where there are none."""
-        finite = self._finite(name)
+        finite = [value for value in self.flat(name) if math.isfinite(value)]
         return fmean(finite) if finite else math.nan
-
-    def _finite(self, name: str) -> list[float]:
-        return [value for value in self.flat(name) if math.isfinite(value)]
 
 
 class Comparison(NamedTuple):
@@ -196,12 +191,10 @@ def verdict(comparison: Comparison, control: str) -> str:
         return f"One host in one episode says little, and has no interval: {facts}."
     if comparison.outcome == UNCLEAR:
         return f"No difference that this run could show: {facts}."
+    gained = comparison.outcome == GAINED
     if control == "wait":
-        return (
-            f"{'Growth paid' if comparison.outcome == GAINED else 'Growth cost accuracy'}: {facts}."
-        )
-    where = "ahead of" if comparison.outcome == GAINED else "behind"
-    return f"The grown hosts end {where} {other}: {facts}."
+        return f"{'Growth paid' if gained else 'Growth cost accuracy'}: {facts}."
+    return f"The grown hosts end {'ahead of' if gained else 'behind'} {other}: {facts}."
 
 
 def times(ratio: float) -> str:

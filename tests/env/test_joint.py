@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_world import play_state, tiny_rules
 
-from esper_soa.env.joint import JointActions
+from esper_soa.env.actions import JointActions
 from esper_soa.env.legal import obey
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES
 

@@ -36,7 +36,7 @@ from esper_soa.nets.graphs import (
     choose_replay,
     copy_all_,
 )
-from esper_soa.training.build import build_world, replaying
+from esper_soa.training.build import build_world
 from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
@@ -85,7 +85,8 @@ def test_a_second_step_of_the_same_key_uses_the_buffers_of_the_first() -> None:
 
 
 def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
-    cache = StepCache[Growth](capture=False, capacity=2)
+    cache = StepCache[Growth](capture=False)
+    cache.capacity = 2
     kept = cache.run_("a", Growth(0.0, 1.0), [1])
     cache.run_("b", Growth(0.0, 1.0), [1])
     assert cache.run_("a", Growth(0.0, 1.0), [1]) is kept
@@ -274,7 +275,8 @@ def learning() -> TrainConfig:
 def test_a_run_keeps_the_steps_of_what_is_replayed(part: str, happened: list[str]) -> None:
     cfg = learning()
     world = build_world(cfg, CPU)
-    world.kernels = replaying(world.kernels, Replay((part,)), CPU)
+    replay = Replay((part,))
+    world.kernels = world.kernels._replace(replay=replay, steps=replay.steps(STATE, CPU))
     player = build_player(cfg, world)
     assert player.learner is not None
     kept = {STATE: world.kernels.steps, GRADIENTS: player.learner.steps}

@@ -88,7 +88,7 @@ def launches_of_an_env_step(
     All but the copy of the progress bar's numbers to the host; and the steps replayed in it.
     """
     # looks at labels, before a run
-    monkeypatch.setattr("esper_soa.env.world.check_classes", lambda *_: None)
+    monkeypatch.setattr("esper_soa.nets.data.batches.check_classes", lambda *_: None)
     cfg = settings(num_envs, task, slots, "torch")
     rules = build_rules(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
     sizes = Sizes(num_envs, batch_size=2, train_samples=4, val_samples=4)

@@ -12,7 +12,7 @@ from parity_vectors import load_networks
 from torch.nn import functional as F
 
 from esper_soa.config.nets import TaskConfig, sort_slots
-from esper_soa.nets.engines.torch.validation import SubsetSeeds
+from esper_soa.nets.engines.torch.engine import SubsetSeeds
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import (
     evaluate_forward,

@@ -15,7 +15,7 @@ from parity_vectors import SAMPLE
 
 from esper_soa.config.nets import TaskConfig, TransformerConfig, host_slots
 from esper_soa.nets.engines.cpu.sequences import native_shape
-from esper_soa.nets.engines.torch.validation import SubsetSeeds
+from esper_soa.nets.engines.torch.engine import SubsetSeeds
 from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS, seed_table
 from esper_soa.nets.model.host import (
     HostShape,

@@ -13,8 +13,9 @@ import torch
 from program import finished
 from torch import Tensor
 
+from esper_soa.agent.objective import Batch, coefficients, total_loss
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.agent.ppo import Batch, Learner, coefficients, total_loss
+from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import new_rollout
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.errors import RunMemoryError, SettingError, UserError

@@ -7,6 +7,7 @@ import torch
 from tiny_world import CPU, tiny_settings
 
 from esper_soa.config.env import (
+    AttributionConfig,
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
@@ -14,7 +15,7 @@ from esper_soa.config.env import (
     SignalsConfig,
 )
 from esper_soa.config.nets import SubsetRows
-from esper_soa.config.settings import AttributionConfig, ComputeConfig, TrainConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.attribution import arrival_orders, prefix_codes
 from esper_soa.training import build
 from esper_soa.training.build import build_rules

@@ -105,7 +105,7 @@ def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(
     ]
     assert counts[-1] < 3 * ENVS * STEPS
     assert [line["env_steps"] for line in lines] == counts
-    assert (summary.speed.env_steps, summary.local_env_steps) == (counts[2], counts[2] - counts[1])
+    assert (summary.speed.env_steps, summary.env_steps_before) == (counts[2], counts[1])
     for line, before in zip(lines, (0, *counts), strict=False):
         seconds = line["collect_seconds"] + line["update_seconds"]
         assert line["eps"] * seconds == pytest.approx(line["env_steps"] - before)

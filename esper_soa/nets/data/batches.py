@@ -22,7 +22,6 @@ class TrainingFeed(Protocol):
     @property
     def draw(self) -> "Draw":
         """What the envs draw in it."""
-        ...
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of batch `index` for `envs` (int64 [n]).
@@ -30,7 +29,6 @@ class TrainingFeed(Protocol):
         Inputs [B, n*C, ...] for samples of shape [C, ...], env by env. Labels int64 [B, n], or
         [B, n, K] for samples with K targets.
         """
-        ...
 
 
 class ValidationFeed(Protocol):
@@ -41,11 +39,9 @@ class ValidationFeed(Protocol):
 
         Shapes as in TrainingFeed; n = 1 where all envs share the samples. Label -1 does not count.
         """
-        ...
 
     def first(self, count: int) -> "ValidationFeed":
         """A feed of the first `count` samples only."""
-        ...
 
 
 class SampleSpec(NamedTuple):
@@ -97,37 +93,28 @@ class BatchSource(Protocol):
 
     def to(self, device: torch.device | str) -> Self:
         """The same samples on `device`."""
-        ...
 
     def facts(self) -> dict[str, str]:
         """Entry of the source in versions.json."""
-        ...
 
     def input_spec(self) -> dict:
         """What files of networks say of their inputs: at least `shape`, and where they are no
         images "RGB" also `name` and `dtype`; plain values.
         """
-        ...
 
     def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [B, ...], as grown networks take them, and labels of samples of a part: "train",
         "validation" or "test"; places: int64 [B].
         """
-        ...
 
     def training(self, draw: "Draw", dtype: torch.dtype) -> TrainingFeed:
         """Batches of the samples that an env-step draws; inputs in `dtype`."""
-        ...
 
     def validation(self, order: Tensor, dtype: torch.dtype) -> ValidationFeed:
-        """Batches of the validation samples `order`: int64 [v] shared by all envs, or [N, v], where
-        -1 stands for none.
-        """
-        ...
+        """Batches of validation samples int64 [v], shared by all envs, or [N, v], -1 for none."""
 
     def test(self, order: Tensor, dtype: torch.dtype) -> ValidationFeed:
         """Batches of the test samples `order`, as of `validation`."""
-        ...
 
 
 class LabelNoise(NamedTuple):

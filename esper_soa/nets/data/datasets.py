@@ -1,6 +1,4 @@
-"""The data sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images, and what
-users define themselves.
-"""
+"""The data sets: CIFAR-10, the embedded fashion32, a synthetic one, own images, users' classes."""
 
 from importlib import import_module
 from pathlib import Path
@@ -8,7 +6,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import NPZ, DataConfig
@@ -57,9 +54,8 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
 
 def count_samples(cfg: DataConfig) -> SampleCount:
     """How many samples a file of own images holds; 0 of the other sets, whose known size fits."""
-    return SampleCount(
-        *import_module(IMAGE_PREPARATION).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
-    )
+    counted = import_module(IMAGE_PREPARATION).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
+    return SampleCount(*counted)
 
 
 def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
@@ -93,13 +89,10 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     if cfg.root:
         train, test, place = import_module(CIFAR).read_cifar10(cfg.root)
         size = len(train[1]) + len(test[1])
-        share = (
-            "" if size >= CIFAR10_IMAGES else f"{SUBSET} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
-        )
-        text = f"{share}CIFAR-10 from {place} ({reason})"
-        statistics = (CIFAR10_MEAN, CIFAR10_STD)
+        share = f"{SUBSET} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
+        text = f"{share if size < CIFAR10_IMAGES else ''}CIFAR-10 from {place} ({reason})"
         parts = (*set_aside(train, cfg), test)
-        return image_set("cifar10", parts, statistics, text).to(device)
+        return image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text).to(device)
     if cfg.name == "synthetic":
         num_val = cfg.validation_images or cfg.synthetic_test
         return synthetic(cfg.synthetic_train, num_val, device, cfg.synthetic_test)
@@ -119,24 +112,18 @@ def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
     return image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text)
 
 
-def synthetic(
-    num_train: int, num_val: int, device: torch.device | str, num_test: int = 1
-) -> ImageSet:
+def synthetic(train: int, val: int, device: torch.device | str, test: int = 1) -> ImageSet:
     """Ten patterns of 4x4 coloured squares, one per class, under noise; the same for every run."""
     keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(4))
     colours = uniform(keys[0], torch.arange(10 * 4 * 4 * 3)).view(10, 4, 4, 3) * 2 - 1
     patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)
-    counts = num_train, num_val, num_test
-    parts = [_noisy(patterns, key, count) for key, count in zip(keys[1:], counts, strict=True)]
+    parts = list[Part]()
+    for key, count in zip(keys[1:], (train, val, test), strict=True):
+        labels = torch.arange(count) % len(patterns)
+        noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1
+        images = (patterns[labels] + SYNTHETIC_NOISE * noise).clamp(0, 1) * 255
+        parts.append((images.round().to(torch.uint8).numpy(), labels.numpy()))
     values = parts[0][0].reshape(-1, 3) / 255.0
     statistics = tuple(values.mean(0).tolist()), tuple(values.std(0).tolist())
     text = "synthetic images, asked for by data.name"
     return image_set("synthetic", parts, statistics, text).to(device)
-
-
-def _noisy(patterns: Tensor, key: Tensor, count: int) -> Part:
-    """`count` images uint8 [count, 32, 32, 3] of classes 0 to 9 in turn, and their labels."""
-    labels = torch.arange(count) % len(patterns)
-    noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1
-    images = (patterns[labels] + SYNTHETIC_NOISE * noise).clamp(0, 1) * 255
-    return images.round().to(torch.uint8).numpy(), labels.numpy()

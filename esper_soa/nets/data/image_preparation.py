@@ -1,7 +1,4 @@
-"""Own images: from arrays or an .npz to the bytes, labels and normalisation that hosts train on.
-
-All inputs are checked; notes list the changes.
-"""
+"""Own images: from arrays or an .npz, checked, to the bytes, labels and normalisation of hosts."""
 
 import hashlib
 import math
@@ -16,7 +13,7 @@ from torch.nn import functional as F
 from esper_soa.config.errors import DataError, check, check_data, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
-from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
+from esper_soa.nets.data.image_set import ImageSet, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
 from esper_soa.nets.data.npz import CHUNK_BYTES, LazyArray, check_ratio, lazy_array, npz_arrays
 
@@ -103,38 +100,31 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
     message = "0 where there are val_images, which are the validation part"
     cfg.require("val" not in images or not cfg.validation_images, "validation_images", message)
     first = sizes["train"]
-    for name in images:
+    for name, part in images.items():
         problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
         remedy = "Prepare all parts in one way."
-        check_data(sizes[name] == first, f"{images[name].name}: {problem}", "be the same", remedy)
+        check_data(sizes[name] == first, f"{part.name}: {problem}", "be the same", remedy)
     setting = f"{cfg.path}resize"
     inner = inner_size(*first[:2], cfg.resize, setting)
     colors = {
         name: (_as_color(part, cfg.layout, first, inner), labels[name])
         for name, part in images.items()
     }
-    train, val = _training_parts(colors, cfg)
+    train = colors.pop("train")  # so that none is kept twice
+    train, val = (train, colors.pop("val")) if "val" in colors else set_aside(train, cfg)
     mean, std, normalised = _normalisation(train[0], cfg, images["train"].name)
-    classes_text = ", ".join(
-        f"{code} {one_line(name)}" for code, name in enumerate(names[:MAX_LISTED])
-    )
-    more = ", ..." if len(names) > MAX_LISTED else ""
+    listed = [f"{code} {one_line(name)}" for code, name in enumerate(names[:MAX_LISTED])]
+    listed += ["..."] if len(names) > MAX_LISTED else []
     notes = (
         resize_text(first[:2], inner, f"{setting}={cfg.resize}"),
         *_notes(list(images.values()), first[2]),
         normalised,
-        f"{num_classes} classes" + (f": {classes_text}{more}" if names else ""),
+        f"{num_classes} classes" + (f": {', '.join(listed)}" if names else ""),
     )
     extra = repr(((mean, std), num_classes)).encode()
     text = "own images from arrays, handed over"
     result = image_set("images", (train, val, colors["test"]), (mean, std), text, extra)
     return replace(result, num_classes=num_classes, class_names=tuple(names), notes=notes)
-
-
-def _training_parts(shown: dict[str, Part], cfg: DataConfig) -> tuple[Part, Part]:
-    """The training and the validation part, taken out of `shown`, so that none is kept twice."""
-    train = shown.pop("train")
-    return (train, shown.pop("val")) if "val" in shown else set_aside(train, cfg)
 
 
 def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
@@ -268,7 +258,13 @@ def _as_color(
     first = 0
     for rows in part.rows(CHUNK_BYTES):
         if rows.dtype != np.uint8:
-            rows = _bytes(rows, part.name, first)
+            is_bad = ~((rows >= 0) & (rows <= 1))  # NaN is neither
+            if is_bad.any():
+                at = np.argwhere(is_bad)[0]
+                problem = f"{part.name} holds {rows[tuple(at)]} in image {first + int(at[0])}"
+                remedy = "Divide by 255, or give uint8, and replace what is not a number."
+                check_data(False, problem, "be from 0 to 1", remedy)
+            rows = np.rint(rows.astype(np.float64) * 255).astype(np.uint8)
         if rows.ndim == 4 and layout == "nchw":
             rows = np.moveaxis(rows, 1, 3)
         few = lazy_array(part.name, rows.reshape(-1, *size))
@@ -276,17 +272,6 @@ def _as_color(
             result[first : first + len(images)] = resize_images(images, inner)  # grey: to all
             first += len(images)
     return result
-
-
-def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
-    """Bytes from brightness in [0, 1], to the nearest level; `first`: number of the first image."""
-    is_bad = ~((values >= 0) & (values <= 1))  # NaN is neither
-    if is_bad.any():
-        at = np.argwhere(is_bad)[0]
-        problem = f"{name} holds {values[tuple(at)]} in image {first + int(at[0])}"
-        remedy = "Divide by 255, or give uint8, and replace what is not a number."
-        check_data(False, problem, "be from 0 to 1", remedy)
-    return np.rint(values.astype(np.float64) * 255).astype(np.uint8)
 
 
 def _normalisation(

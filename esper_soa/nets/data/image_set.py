@@ -68,20 +68,17 @@ class ImageSet:
         scaling = self.mean, self.std
         training = padded_bank(self.train_images, self.train_labels, *scaling)
         images = torch.cat((self.val_images, self.test_images))
-        return training, plain_bank(
-            images, torch.cat((self.val_labels, self.test_labels)), *scaling
-        )
+        labels = torch.cat((self.val_labels, self.test_labels))
+        return training, plain_bank(images, labels, *scaling)
 
     def training(self, draw: Draw, dtype: torch.dtype) -> TrainingImages:
-        """Batches of an env-step; augmented images are crops, half of them mirrored."""
+        """As of BatchSource; augmented images are crops, half of them mirrored."""
         return TrainingImages(self.banks[0], draw, dtype)
 
     def validation(self, order: Tensor, dtype: torch.dtype) -> ValidationImages:
-        """Batches of the validation images `order`: int64 [v] shared by all envs, or [N, v]."""
         return ValidationImages(self.banks[1], order, dtype)
 
     def test(self, order: Tensor, dtype: torch.dtype) -> ValidationImages:
-        """Batches of the test images `order`, as of `validation`."""
         behind = torch.where(order < 0, order, order + len(self.val_labels))
         return ValidationImages(self.banks[1], behind, dtype)
 
@@ -105,7 +102,6 @@ class ImageSet:
         return images[places].permute(0, 3, 1, 2) / 255, labels[places]
 
     def facts(self) -> dict[str, str]:
-        """Entry of the set in versions.json."""
         record = {"name": self.name, "source": self.source, "identity": self.identity}
         record["mean"] = ", ".join(map(repr, self.mean))
         record["std"] = ", ".join(map(repr, self.std))

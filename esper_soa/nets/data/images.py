@@ -80,9 +80,7 @@ def plain_bank(images: Tensor, labels: Tensor, mean: Statistics, std: Statistics
     return ImageBank(lines, labels, *_normalisation(mean, std, images.device))
 
 
-def _normalisation(
-    mean: Statistics, std: Statistics, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+def _normalisation(mean: Statistics, std: Statistics, device: torch.device) -> tuple[Tensor, ...]:
     """Scale and offset [3] that make (value in [0, 1] - mean) / std of bytes, and that of each."""
     means = torch.tensor(mean, dtype=torch.float64)
     stds = torch.tensor(std, dtype=torch.float64)

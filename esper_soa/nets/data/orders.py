@@ -59,18 +59,15 @@ class SampleOrders:
         keys = fold(self.keys, pass_number)
         places = torch.arange(columns.start, columns.stop, device=self.keys.device)
         parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
-        return torch.cat(
-            [permutation_values(part, places, self.dataset_size).int() for part in parts]
-        )
+        found = [permutation_values(part, places, self.dataset_size) for part in parts]
+        return torch.cat([part.int() for part in found])
 
 
 def random_permutations(keys: Tensor, size: int) -> Tensor:
     """One random permutation of 0 to size - 1 per key: int32 [n, size], by sorting hashes."""
     members = torch.arange(size, device=keys.device)
-    parts = keys.split(max(1, SORT_ELEMENTS // size))
-    return torch.cat(
-        [fold(part[:, None], members).argsort(dim=1, stable=True).int() for part in parts]
-    )
+    hashes = (fold(part[:, None], members) for part in keys.split(max(1, SORT_ELEMENTS // size)))
+    return torch.cat([part.argsort(dim=1, stable=True).int() for part in hashes])
 
 
 def permutation_values(keys: Tensor, places: Tensor, size: int) -> Tensor:
@@ -176,24 +173,18 @@ def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split
     key: int64 [1], shared by all envs; an env-step is one pass, the rest of the samples is dropped.
     """
     order = random_permutations(fold(key, pass_number), dataset_size)[0].long()
-    training_order = order[: split.num_envs * split.train_samples]
-    return (
-        training_order.view(split.num_batches, split.num_envs, split.batch_size)
-        .transpose(0, 1)
-        .flatten(1)
-    )
+    shape = split.num_batches, split.num_envs, split.batch_size
+    return order[: split.num_envs * split.train_samples].view(shape).transpose(0, 1).flatten(1)
 
 
-def split_validation_order(
-    num_val: int, split: Split, device: torch.device | str = "cpu"
-) -> Tensor:
+def split_validation_order(total: int, split: Split, device: torch.device | str = "cpu") -> Tensor:
     """Validation samples int64 [N, val_samples]: every env has its own fixed ones, -1 where it has
     one less than others.
 
     Every B*N samples in their order are cut into N chunks as torch.tensor_split does.
     """
     total_batch = split.batch_size * split.num_envs
-    full_batches, rest = divmod(num_val, total_batch)
+    full_batches, rest = divmod(total, total_batch)
     envs = torch.arange(split.num_envs, device=device)[:, None]
     shape = full_batches, split.num_envs, split.batch_size
     order = torch.arange(full_batches * total_batch, device=device).view(shape)

@@ -8,7 +8,7 @@ import codecs
 import hashlib
 import lzma
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -63,14 +63,13 @@ class HeldOutSequences(NamedTuple):
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         order = self.order[None] if self.order.ndim == 1 else self.order[envs]
-        return list(self._parts(order, size))
-
-    def _parts(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        parts = []
         for samples in order.T.split(size):
             first = samples.clamp(min=0) * self.source.context
             windows = self.source.windows(self.part, first)
             labels = torch.where(samples[..., None] < 0, -1, windows[..., 1:])
-            yield windows[..., :-1].flatten(1), labels
+            parts.append((windows[..., :-1].flatten(1), labels))
+        return parts
 
     def first(self, count: int) -> "HeldOutSequences":
         return self._replace(order=self.order[..., :count])
@@ -130,11 +129,9 @@ class TextSet:
         return self.labels("test")
 
     def to(self, device: torch.device | str) -> Self:
-        """The same text on `device`."""
         return replace(self, tokens=self.tokens.to(device))
 
     def facts(self) -> dict[str, str]:
-        """Entry of the text in versions.json."""
         facts = {"name": self.name, "source": self.source, "identity": self.identity}
         return facts | {"tokenizer": self.tokenizer, "tokens": str(self.num_tokens)}
 
@@ -185,9 +182,7 @@ def load_text(cfg: DataConfig) -> TextSet:
 def text_set(
     name: str, text: str, content: Tensor, context: int, num_tokens: int, tokenizer: str = BYTES
 ) -> TextSet:
-    """A set of the tokens `content`; `text` says where they are from. DataError where they are too
-    few.
-    """
+    """A set of the tokens `content`, of which `text` tells the origin; DataError for too few."""
     digest = hashlib.sha256(content.numpy().data)
     digest.update(context.to_bytes(8, "little"))
     found = TextSet(name, "", digest.hexdigest(), content, context, num_tokens, tokenizer)

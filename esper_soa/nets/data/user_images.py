@@ -167,9 +167,8 @@ def _named(images: ImageSet, classes: list[int]) -> str:
 def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     findings = []
     train_hashes = hashes(train)
-    first = dict(
-        zip(reversed(train_hashes), reversed(labels), strict=True)
-    )  # labels when first seen
+    # labels when first seen
+    first = dict(zip(reversed(train_hashes), reversed(labels), strict=True))
     again = len(train_hashes) - len(first)
     other = sum(first[one] != label for one, label in zip(train_hashes, labels, strict=True))
     common = sum(one in first for one in hashes(test))

@@ -47,11 +47,8 @@ class ConvBlock:
         inputs, size, _ = input_shape
         if self.pool and size < 2:
             raise ValueError(f"its segment {number} pools features of one pixel")
-        before = slots.get((0, number), -1)
-        after = slots.get((1, number), -1)
-        return ConvSegment(
-            number, self.channels, self.pool, before, after, inputs, self.kernel, size
-        )
+        own = slots.get((0, number), -1), slots.get((1, number), -1)
+        return ConvSegment(number, self.channels, self.pool, *own, inputs, self.kernel, size)
 
 
 @dataclass(frozen=True)

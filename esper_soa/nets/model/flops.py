@@ -35,9 +35,8 @@ class TrainingFlop(NamedTuple):
 
 def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
     """The costs of hosts of `shape` and of what can grow in them, on `device`."""
-    seeds = [
-        counts_by_code(shape.blueprints, partial(_products_in, slot=slot)) for slot in shape.slots
-    ]
+    counts = [partial(_products_in, slot=slot) for slot in shape.slots]
+    seeds = [counts_by_code(shape.blueprints, count) for count in counts]
     gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
     each = PASSES * FLOP_PER_PRODUCT
     return TrainingFlop(

@@ -1,6 +1,4 @@
-"""Heads: losses of classifiers; the head of the package's hosts, the mean of all positions and a
-linear classifier.
-"""
+"""Heads: losses of classifiers; the package's own, a linear classifier of the mean of positions."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,14 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets import batched
+from esper_soa.nets.model import segments
 from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter
-from esper_soa.nets.model.segments import (
-    FeatureShape,
-    Forward,
-    PlainPart,
-    StatelessSegment,
-    Values,
-)
 
 MEAN_LINEAR = "mean_linear"
 
@@ -27,22 +19,22 @@ class Classifier(ABC):
     """
 
     @abstractmethod
-    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor: ...
+    def train(self, run: segments.Forward, values: segments.Values, x: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor: ...
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor: ...
 
     def loss_bytes(self, num_nets: int, batch: int) -> int:
         """0: too few to count."""
         return 0
 
     def train_loss(
-        self, run: Forward, values: Values, x: Tensor, labels: Tensor
+        self, run: segments.Forward, values: segments.Values, x: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
         return batched.loss(self.train(run, values, x).to(run.dtype), labels)
 
     def measure(
-        self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
+        self, run: segments.Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
     ) -> tuple[Tensor, Tensor]:
         logits = self.infer(run, folded, x).to(run.dtype).unflatten(0, (-1, labels.shape[0]))
         logits, targets = batched.flatten_targets(logits, labels)
@@ -55,10 +47,10 @@ class Classifier(ABC):
 
 
 @dataclass(frozen=True)
-class MeanLinear(StatelessSegment, Classifier):
+class MeanLinear(segments.StatelessSegment, Classifier):
     """Logits [B, n, classes] of features [B, n*C, ...]: mean over all axes behind C, linear."""
 
-    input_shape: FeatureShape
+    input_shape: segments.FeatureShape
     classes: int
 
     kind = MEAN_LINEAR
@@ -67,7 +59,7 @@ class MeanLinear(StatelessSegment, Classifier):
     activations = 0  # too few to count
 
     @property
-    def output_shape(self) -> FeatureShape:
+    def output_shape(self) -> segments.FeatureShape:
         return (self.classes,)
 
     @property
@@ -81,14 +73,15 @@ class MeanLinear(StatelessSegment, Classifier):
     def products(self) -> int:
         return self.classes * self.input_shape[0]
 
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        return batched.classify(x, *folded)
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        return batched.linear(batched.spatial_mean(x, folded[0].shape[0]), *folded)
 
-    def plain_parts(self) -> list[PlainPart]:
+    def plain_parts(self) -> list[segments.PlainPart]:
         sizes = {"in_features": self.input_shape[0], "out_features": self.classes}
         layers = [
             LayerSpec("mean", "AdaptiveAvgPool2d", {"output_size": 1}),
             LayerSpec("flatten", "Flatten", {}),
             LayerSpec("linear", "Linear", dict(sizes)),
         ]
-        return [PlainPart("classifier", layers if len(self.input_shape) > 1 else layers[2:])]
+        layers = layers if len(self.input_shape) > 1 else layers[2:]
+        return [segments.PlainPart("classifier", layers)]

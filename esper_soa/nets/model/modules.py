@@ -213,20 +213,10 @@ class Slot(nn.Module):
         return self.blend(x, self.seed(x))
 
 
-KINDS = {
-    **{
-        kind.__name__: kind
-        for kind in (
-            nn.Conv2d,
-            nn.BatchNorm2d,
-            nn.GroupNorm,
-            nn.ReLU,
-            nn.MaxPool2d,
-            nn.AdaptiveAvgPool2d,
-            nn.Flatten,
-            nn.Linear,
-        )
-    },
+FIRST = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.ReLU)
+LAST = (nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear)
+KINDS: dict[str, type[nn.Module]] = {
+    **{kind.__name__: kind for kind in (*FIRST, *LAST)},
     "SoftNorm": SoftNormModule,
     "Squeeze": SqueezeModule,
     "Excite": ExciteModule,
@@ -299,10 +289,10 @@ class GrownNetwork(nn.Sequential):
             else:
                 drawn = logits.argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, drawn], dim=1)
+        if not words:
+            return tokens
         # a host may have more tokens than there are bytes
-        return (
-            bytes(tokens[0].clamp(max=255).tolist()).decode(errors="replace") if words else tokens
-        )
+        return bytes(tokens[0].clamp(max=255).tolist()).decode(errors="replace")
 
 
 def sequence(

@@ -88,9 +88,8 @@ class Table(NamedTuple):
             own = self.between(start, end)
             facts = zip(*[(one.bound, one.value, one.std) for one in own.parameters], strict=True)
             bound, value, std = (own.spread(one, keys.device).to(dtype) for one in facts)
-            draws = streams.uniform(
-                keys[:, None], torch.arange(start, end, device=keys.device), dtype
-            )
+            places = torch.arange(start, end, device=keys.device)
+            draws = streams.uniform(keys[:, None], places, dtype)
             drawn = value + bound * (2 * draws - 1)
             if any(one.std for one in own.parameters):
                 normal = std > 0
@@ -167,9 +166,8 @@ def norm_parameters(channels: int) -> tuple[Parameter, ...]:
 
 def _check_kernel(size: int) -> None:
     if size < 1 or size % 2 == 0:
-        raise ValueError(
-            f"a kernel of {size} pixels: must be odd, so that padding can leave an image its size"
-        )
+        allowed = "odd, so that padding can leave an image its size"
+        raise ValueError(f"a kernel of {size} pixels: must be {allowed}")
 
 
 def _group_norm(channels: int) -> Arguments:

@@ -8,22 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from esper_soa.config.errors import one_line
-from esper_soa.nets.model.blueprints import (
-    PART_NAMES,
-    Architecture,
-    seed_forward,
-    seed_layers,
-    seed_products,
-    seed_table,
-)
+from esper_soa.nets.model import blueprints, segments
 from esper_soa.nets.model.parts import Parameter, Part, are_parts
-from esper_soa.nets.model.segments import (
-    FeatureShape,
-    Forward,
-    PlainPart,
-    SlotNumbers,
-    StatelessSegment,
-)
 
 
 @dataclass(frozen=True)
@@ -37,17 +23,17 @@ class Residual:
 
     def __post_init__(self) -> None:
         if not are_parts(self.parts):
-            allowed = f"must be of a tuple of parts ({PART_NAMES})"
+            allowed = f"must be of a tuple of parts ({blueprints.PART_NAMES})"
             raise ValueError(f"a residual segment of {one_line(self.parts)}: {allowed}")
         _ = self.architecture
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> blueprints.Architecture:
         """The parts as those of a seed; refuses what none could have."""
-        return Architecture(0, "of a residual segment", self.parts)
+        return blueprints.Architecture(0, "of a residual segment", self.parts)
 
     def segment(
-        self, number: int, input_shape: FeatureShape, slots: SlotNumbers
+        self, number: int, input_shape: segments.FeatureShape, slots: segments.SlotNumbers
     ) -> "ResidualSegment":
         """The segment in its place; ValueError where it is the first."""
         if number == 0:
@@ -56,44 +42,44 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class ResidualSegment(StatelessSegment):
+class ResidualSegment(segments.StatelessSegment):
     """x + parts(x) in its place; slot: number of the slot behind it, -1 for none."""
 
     number: int
-    architecture: Architecture
-    input_shape: FeatureShape
+    architecture: blueprints.Architecture
+    input_shape: segments.FeatureShape
     slot: int
 
     kind = "residual"
 
     @property
-    def output_shape(self) -> FeatureShape:
+    def output_shape(self) -> segments.FeatureShape:
         return self.input_shape
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return seed_table(self.architecture, self.input_shape[0]).parameters
+        return blueprints.seed_table(self.architecture, self.input_shape[0]).parameters
 
     @property
     def slots(self) -> tuple[int, ...]:
         return (self.slot,)
 
     @property
-    def slot_shapes(self) -> tuple[FeatureShape, ...]:
+    def slot_shapes(self) -> tuple[segments.FeatureShape, ...]:
         return (self.input_shape,)
 
     @property
     def products(self) -> int:
         channels, *axes = self.input_shape
-        return seed_products(self.architecture, channels, math.prod(axes))
+        return blueprints.seed_products(self.architecture, channels, math.prod(axes))
 
     @property
     def activations(self) -> int:
         return math.prod(self.input_shape)
 
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        return run.fill(self.slot, seed_forward(self.architecture, folded, x))
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        return run.fill(self.slot, blueprints.seed_forward(self.architecture, folded, x))
 
-    def plain_parts(self) -> list[PlainPart]:
-        layers = seed_layers(self.architecture, self.input_shape[0])
-        return [PlainPart(f"block{self.number}", layers, residual=True, slot=self.slot)]
+    def plain_parts(self) -> list[segments.PlainPart]:
+        layers = blueprints.seed_layers(self.architecture, self.input_shape[0])
+        return [segments.PlainPart(f"block{self.number}", layers, residual=True, slot=self.slot)]

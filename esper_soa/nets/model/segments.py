@@ -18,6 +18,7 @@ from esper_soa.nets.model.parts import LayerSpec, Parameter
 # (C,) of vectors, (C, T) of sequences or (C, H, W) of images, without batch and networks
 FeatureShape = tuple[int, ...]
 SlotNumbers = Mapping[tuple[int, int], int]  # number of an enabled slot, by (row, segment)
+Scores = tuple[Tensor, Tensor]  # losses and numbers of right answers
 
 
 class SlotFiller(Protocol):
@@ -147,14 +148,12 @@ class HeadSegment(Segment, Protocol):
         float32 and beside activations.
         """
 
-    def train_loss(
-        self, run: Forward, values: Values, x: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def train_loss(self, run: Forward, values: Values, x: Tensor, labels: Tensor) -> Scores:
         """Mean loss [n] of all targets and right answers int64 [n], in training."""
 
     def measure(
         self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Scores:
         """Sum of the losses [n] in alpha row `row` and right answers int64 [rows, n]; label -1 does
         not count. x [rows*B, n*C, ...].
         """

@@ -13,21 +13,10 @@ from torch import Tensor
 from esper_soa.config.nets import ATTENTION_HEADS, SEQUENCES
 from esper_soa.nets import sequences
 from esper_soa.nets.batched import NORM_EPS
-from esper_soa.nets.model.parts import (
-    CHANNELS,
-    SPREAD,
-    ZEROS,
-    LayerSpec,
-    Parameter,
-    Part,
-    SameWidth,
-    Start,
-    Width,
-    norm_parameters,
-)
+from esper_soa.nets.model import parts
 
 
-class SequencePart(Part):
+class SequencePart(parts.Part):
     """A part that takes and gives features [B, C, T]."""
 
     topology = SEQUENCES
@@ -37,15 +26,15 @@ class SequencePart(Part):
 class Dense(SequencePart):
     """Linear layer of every position, then the exact GELU where asked for."""
 
-    outputs: Width = CHANNELS
+    outputs: parts.Width = parts.CHANNELS
     bias: bool = True
     gelu: bool = False
-    start: Start = SPREAD  # of weight and bias
+    start: parts.Start = parts.SPREAD  # of weight and bias
 
     def outputs_of(self, inputs: int, channels: int) -> int:
         return self.outputs.of(channels)
 
-    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+    def parameters(self, inputs: int, channels: int) -> tuple[parts.Parameter, ...]:
         """Weight [O, I] and, where it has one, bias [O]."""
         outputs = self.outputs.of(channels)
         weight = self.start.tensor((outputs, inputs), inputs)
@@ -54,9 +43,9 @@ class Dense(SequencePart):
     def products(self, inputs: int, channels: int, positions: int) -> int:
         return positions * inputs * self.outputs.of(channels)
 
-    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+    def layers(self, inputs: int, channels: int) -> tuple[parts.LayerSpec, ...]:
         sizes = {"inputs": inputs, "outputs": self.outputs.of(channels), "bias": self.bias}
-        return (LayerSpec("dense", "Dense", {**sizes, "gelu": self.gelu}),)
+        return (parts.LayerSpec("dense", "Dense", {**sizes, "gelu": self.gelu}),)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         rows = sequences.linear(sequences.rows_of(x, parameters[0].shape[0]), *parameters)
@@ -64,15 +53,18 @@ class Dense(SequencePart):
 
 
 @dataclass(frozen=True)
-class CausalAttention(SameWidth, SequencePart):
+class CausalAttention(parts.SameWidth, SequencePart):
     """Self-attention of `heads` heads over a position and those before it, then a linear layer."""
 
     heads: int = ATTENTION_HEADS
-    start: Start = ZEROS  # of the last layer
+    start: parts.Start = parts.ZEROS  # of the last layer
 
-    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+    def parameters(self, inputs: int, channels: int) -> tuple[parts.Parameter, ...]:
         """Weight [3*I, I] and bias [3*I] of queries, keys and values; those of the last layer."""
-        first = SPREAD.tensor((3 * inputs, inputs), inputs), SPREAD.tensor((3 * inputs,), inputs)
+        first = (
+            parts.SPREAD.tensor((3 * inputs, inputs), inputs),
+            parts.SPREAD.tensor((3 * inputs,), inputs),
+        )
         last = self.start.tensor((inputs, inputs), inputs), self.start.tensor((inputs,), inputs)
         return *first, *last
 
@@ -80,9 +72,9 @@ class CausalAttention(SameWidth, SequencePart):
         """Positions behind are counted too."""
         return positions * inputs * (4 * inputs + 2 * positions)
 
-    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+    def layers(self, inputs: int, channels: int) -> tuple[parts.LayerSpec, ...]:
         sizes = {"channels": inputs, "heads": self.heads}
-        return (LayerSpec("attention", "CausalAttention", {**sizes}),)
+        return (parts.LayerSpec("attention", "CausalAttention", {**sizes}),)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         weight, bias, last_weight, last_bias = parameters
@@ -93,21 +85,21 @@ class CausalAttention(SameWidth, SequencePart):
 
 
 @dataclass(frozen=True)
-class SoftLayerNorm(SameWidth, SequencePart):
+class SoftLayerNorm(parts.SameWidth, SequencePart):
     """x + tanh(strength) (layer norm(x) - x)."""
 
-    start: Start = ZEROS  # of the strength: at 0 it changes nothing
+    start: parts.Start = parts.ZEROS  # of the strength: at 0 it changes nothing
 
-    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+    def parameters(self, inputs: int, channels: int) -> tuple[parts.Parameter, ...]:
         """Strength [1], then scale and shift [I] of the norm."""
-        return self.start.tensor((1,)), *norm_parameters(inputs)
+        return self.start.tensor((1,)), *parts.norm_parameters(inputs)
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
         return 0
 
-    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+    def layers(self, inputs: int, channels: int) -> tuple[parts.LayerSpec, ...]:
         sizes = {"channels": inputs, "eps": NORM_EPS}
-        return (LayerSpec("soft_norm", "SoftLayerNorm", {**sizes}),)
+        return (parts.LayerSpec("soft_norm", "SoftLayerNorm", {**sizes}),)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         strength, scale, shift = parameters

@@ -18,6 +18,7 @@ from esper_soa.nets.model.segments import (
     FeatureShape,
     Forward,
     PlainPart,
+    Scores,
     SlotNumbers,
     StatelessSegment,
     Values,
@@ -33,8 +34,8 @@ PLACES = 3  # of a layer that drop numbers; one more is behind the embeddings
 Drop = Callable[[Tensor, int], Tensor]  # dropout of rows [n, R, C] at a place of the network
 
 
-def dropout_of(run: Forward, rate: float, batch: int) -> Drop:
-    """Dropout of a pass over `batch` samples; the identity where nothing is dropped."""
+def dropout_of(run: Forward, rate: float) -> Drop:
+    """Dropout of a pass; the identity where nothing is dropped."""
     if run.noise is None or rate == 0:
         return lambda rows, _: rows
     keys = run.noise()
@@ -82,8 +83,7 @@ class Embedding(StatelessSegment):
         words = x.unflatten(1, (-1, self.length)).expand(-1, num_nets, -1).transpose(0, 1)
         first = self.tokens * torch.arange(num_nets, device=x.device)[:, None, None]
         embedded = F.embedding(words + first, tokens.flatten(0, 1)) + positions[:, None]
-        rows = embedded.flatten(1, 2)
-        rows = dropout_of(run, self.dropout, x.shape[0])(rows, 0)
+        rows = dropout_of(run, self.dropout)(embedded.flatten(1, 2), 0)
         return sequences.features_of(rows, self.length)
 
     def plain_parts(self) -> list[PlainPart]:
@@ -115,9 +115,7 @@ class Layers(StatelessSegment):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Of each layer a weight and a bias each: norm, queries with keys and values, projection,
-        norm, hidden layer, output.
-        """
+        """Per layer weight and bias of norm, queries to values, projection, norm, MLP's two."""
         width = self.width
         norm = norm_parameters(width)
 
@@ -125,12 +123,8 @@ class Layers(StatelessSegment):
             return SPREAD.tensor((outputs, inputs), inputs), SPREAD.tensor((outputs,), inputs)
 
         attention = *norm, *linear(width, 3 * width), *linear(width, width)
-        return (
-            *attention,
-            *norm,
-            *linear(width, 4 * width),
-            *linear(4 * width, width),
-        ) * self.count
+        perceptron = *norm, *linear(width, 4 * width), *linear(4 * width, width)
+        return (*attention, *perceptron) * self.count
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -155,8 +149,7 @@ class Layers(StatelessSegment):
         return self.count * self.length * (16 * self.width + dropped)
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        batch = x.shape[0]
-        drop = dropout_of(run, self.dropout, batch)
+        drop = dropout_of(run, self.dropout)
         rows = sequences.rows_of(x, run.num_nets)
         for place in range(self.count):
             own = folded[place * TENSORS : (place + 1) * TENSORS]
@@ -225,9 +218,7 @@ class TiedHead(StatelessSegment):
         return 2 * self.width * self.length
 
     def loss_bytes(self, num_nets: int, batch: int) -> int:
-        """Logits as far as they are made at once, and the gradient of the token embeddings with
-        what a piece adds to it.
-        """
+        """Logits made at once; the gradient of the embeddings, and what a piece adds to it."""
         logits = min(num_nets * batch * self.length * self.tokens, self.most)
         return LOGIT * logits + 2 * FLOAT * num_nets * self.tokens * self.width
 
@@ -239,9 +230,7 @@ class TiedHead(StatelessSegment):
     def _rows(self, run: Forward, parameters: list[Tensor], x: Tensor) -> Tensor:
         return sequences.layer_norm(sequences.rows_of(x, run.num_nets), *parameters[:2])
 
-    def train_loss(
-        self, run: Forward, values: Values, x: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def train_loss(self, run: Forward, values: Values, x: Tensor, labels: Tensor) -> Scores:
         rows = self._rows(run, values.parameters, x)
         targets = labels.transpose(0, 1).flatten(1)
         losses, right = sequences.summed_token_loss(rows, values.parameters[2], targets, self.most)
@@ -279,17 +268,9 @@ class Transformer:
         tokens = self.task.num_classes
         each = cfg.layers // cfg.segments
         embedding = Embedding(tokens, cfg.width, cfg.context, cfg.dropout, cfg.embedding_std)
+        sizes = cfg.width, cfg.heads, cfg.context, cfg.dropout
         body = (
-            Layers(
-                number,
-                number * each,
-                each,
-                cfg.width,
-                cfg.heads,
-                cfg.context,
-                cfg.dropout,
-                slots.get((0, number), -1),
-            )
+            Layers(number, number * each, each, *sizes, slots.get((0, number), -1))
             for number in range(cfg.segments)
         )
         most = cfg.logits_mib * MIB // LOGIT

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from esper_soa.config import registry
 from esper_soa.config.errors import check, one_line
 from esper_soa.config.nets import (
     IMAGE_CHANNELS,
@@ -23,27 +24,7 @@ from esper_soa.config.nets import (
     TaskConfig,
     sort_slots,
 )
-from esper_soa.config.registry import (
-    BLUEPRINT,
-    HOST,
-    RAISED,
-    TOPOLOGY,
-    Part,
-    collect_faults,
-    find,
-    is_reference,
-    name_in,
-    num_required,
-    raise_faults,
-)
-from esper_soa.nets.model.blueprints import (
-    NOOP,
-    PACKAGED,
-    PART_NAMES,
-    Architecture,
-    Blueprints,
-    seed_table,
-)
+from esper_soa.nets.model import blueprints
 from esper_soa.nets.model.host import (
     HOST_PARTS,
     Host,
@@ -64,7 +45,7 @@ PROBE_SEED = 1
 NUM_PROBED = 2  # networks, and images of each, that a part is tried on
 PLACES = ("", "positions", "pixels")  # of features, by TOPOLOGIES
 RESERVED_NAME = re.compile(r"input|r\d+c\d+")  # names of other parts of a grown network
-ARGUMENTS = {BLUEPRINT: "the channels of a slot", HOST: "the number of classes"}
+ARGUMENTS = {registry.BLUEPRINT: "the channels of a slot", registry.HOST: "the number of classes"}
 BATCHED_CALL = "for several networks at once it raises"
 RANDOM = "random operation"  # in what torch raises of one under vmap
 DRAWS = "draws random numbers"
@@ -88,16 +69,16 @@ def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
 
 def task_host(task: TaskConfig) -> Host | None:
     """The user's own host of the task, None without; SettingError where it names no host."""
-    if not is_reference(task.host):
+    if not registry.is_reference(task.host):
         return None
-    part = find(HOST, task.host, "task.host")
-    with raise_faults("task.host", task.host, "a host that can be trained") as faults:
-        host = host_of(part, name_in(task.host), task.num_classes)
+    part = registry.find(registry.HOST, task.host, "task.host")
+    with registry.raise_faults("task.host", task.host, "a host that can be trained") as faults:
+        host = host_of(part, registry.name_in(task.host), task.num_classes)
         faults += host_findings(host, task.num_classes)
     return host
 
 
-def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Blueprints:
+def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> blueprints.Blueprints:
     """Those of `offered` (task.blueprints), the package's and users' own, which can stand in the
     slots.
 
@@ -106,16 +87,18 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Bluepr
     """
     setting = "task.blueprints"
     kinds = sorted({spec.topology for spec in slots})
-    packaged = (one for kind in kinds for one in PACKAGED.get(kind, ()) if one.name in offered)
-    every = [NOOP, *packaged]
+    packaged = [one for kind in kinds for one in blueprints.PACKAGED.get(kind, ())]
+    packaged = [one for one in packaged if one.name in offered]
+    every = [blueprints.NOOP, *packaged]
     known = {one.name for one in every}
-    for name in (name for name in offered if not is_reference(name)):
+    for name in (name for name in offered if not registry.is_reference(name)):
         allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
         check(not slots or name in known, setting, name, allowed)
-    for place, reference in enumerate(filter(is_reference, offered)):
-        part = find(BLUEPRINT, reference, setting)
-        with raise_faults(setting, reference, "a blueprint that can stand in the slots") as faults:
-            blueprint = architecture_of(part, name_in(reference), NUM_BLUEPRINTS + place)
+    for place, reference in enumerate(filter(registry.is_reference, offered)):
+        part = registry.find(registry.BLUEPRINT, reference, setting)
+        allowed = "a blueprint that can stand in the slots"
+        with registry.raise_faults(setting, reference, allowed) as faults:
+            blueprint = architecture_of(part, registry.name_in(reference), NUM_BLUEPRINTS + place)
             shapes = {spec.shape for spec in slots if blueprint.fits(spec)}
             if slots and not shapes:
                 faults.append(f"it takes {blueprint.topology}, which no slot has")
@@ -125,23 +108,23 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Bluepr
     return tuple(every)
 
 
-def architecture_of(part: Part, name: str, code: int) -> Architecture:
+def architecture_of(part: registry.Part, name: str, code: int) -> blueprints.Architecture:
     """The blueprint of a marked function or class; ValueError if it is none."""
-    result = _result_of(BLUEPRINT, part, name)
+    result = _result_of(registry.BLUEPRINT, part, name)
     if result is part:
-        module = UserModule(part, vars(part).get(TOPOLOGY, IMAGES))  # type: ignore[arg-type]
-        return Architecture(code, name, (module,), residual=False)
-    if isinstance(result, Architecture):
+        module = UserModule(part, vars(part).get(registry.TOPOLOGY, IMAGES))  # type: ignore[arg-type]
+        return blueprints.Architecture(code, name, (module,), residual=False)
+    if isinstance(result, blueprints.Architecture):
         return replace(result, code=code, name=name)
     if not are_parts(result):
-        problem = f"no tuple of parts ({PART_NAMES}) and no Architecture"
+        problem = f"no tuple of parts ({blueprints.PART_NAMES}) and no Architecture"
         raise ValueError(f"blueprint {name}: it gives {one_line(result)}, {problem}")
-    return Architecture(code, name, result)  # type: ignore[arg-type]
+    return blueprints.Architecture(code, name, result)  # type: ignore[arg-type]
 
 
-def host_of(part: Part, name: str, num_classes: int) -> Host:
+def host_of(part: registry.Part, name: str, num_classes: int) -> Host:
     """The host of a marked function or class; ValueError if it is none."""
-    result = _result_of(HOST, part, name)
+    result = _result_of(registry.HOST, part, name)
     if result is part:
         return UserHost(part, num_classes)  # type: ignore[arg-type]
     if hasattr(result, "segments"):
@@ -157,14 +140,13 @@ def host_of(part: Part, name: str, num_classes: int) -> Host:
     return HostChain(result, num_classes)
 
 
-def _result_of(kind: str, part: Part, name: str) -> object:
+def _result_of(kind: str, part: registry.Part, name: str) -> object:
     """What a part gives that is called without an argument; itself where it is called with one."""
-    required = num_required(part)
+    required = registry.num_required(part)
     argument = ARGUMENTS[kind]
     if required > 1:
-        raise ValueError(
-            f"{kind} {name}: it is called with {argument} or with nothing, and wants more"
-        )
+        problem = f"it is called with {argument} or with nothing, and wants more"
+        raise ValueError(f"{kind} {name}: {problem}")
     result = part if required else part()
     if isinstance(result, nn.Module):
         raise ValueError(f"{kind} {name}: it gives a module, so it must be called with {argument}")
@@ -204,15 +186,15 @@ def tensor_findings(
     return findings
 
 
-def blueprint_findings(blueprint: Architecture, shape: FeatureShape) -> list[str]:
+def blueprint_findings(blueprint: blueprints.Architecture, shape: FeatureShape) -> list[str]:
     """What keeps seeds of the blueprint from a slot of features of this shape, in words."""
     part = blueprint.module
     channels, *axes = shape
     if part is None:
-        return [] if seed_table(blueprint, channels).total else ["it has no parameters"]
+        return [] if blueprints.seed_table(blueprint, channels).total else ["it has no parameters"]
     x = torch.zeros(NUM_PROBED, *shape)
     findings = list[str]()
-    with collect_faults(findings):
+    with registry.collect_faults(findings):
         module = make_module(part.make, channels, PROBE_SEED)
         if isinstance(module, nn.Module):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -229,7 +211,7 @@ def blueprint_findings(blueprint: Architecture, shape: FeatureShape) -> list[str
         else:
             findings.append(f"it gives a {type(module).__name__}, not an nn.Module")
     if not findings:
-        with collect_faults(findings, BATCHED_CALL), torch.no_grad():
+        with registry.collect_faults(findings, BATCHED_CALL), torch.no_grad():
             rows = part.initial_rows(channels, torch.arange(NUM_PROBED), x.dtype)
             own = Table(part.parameters(channels, channels)).unpack(rows)
             part.forward(own, torch.cat([x] * NUM_PROBED, dim=1))
@@ -283,12 +265,9 @@ def host_findings(host: Host, classes: int) -> tuple[str, ...]:
 def _sequential_findings(host: UserHost) -> tuple[str, ...]:
     """What keeps hosts of modules from being trained."""
     findings = list[str]()
-    with collect_faults(findings):
+    with registry.collect_faults(findings):
         module = make_module(host.make, host.classes, PROBE_SEED)
-        findings += _chain_findings(module) or [
-            *_shape_findings(host),
-            *_batched_findings(host),
-        ]
+        findings += _chain_findings(module) or _shape_findings(host) + _batched_findings(host)
     return tuple(findings)
 
 
@@ -306,17 +285,15 @@ def _chain_findings(module: object) -> list[str]:
     findings = _module_findings(module)
     reserved = [name for name, _ in module.named_children() if RESERVED_NAME.fullmatch(name)]
     if reserved:
-        findings.append(
-            f"its segment {reserved[0]} has the name of another part of a grown network"
-        )
+        other = "another part of a grown network"
+        findings.append(f"its segment {reserved[0]} has the name of {other}")
     if len(set(map(id, module))) < len(module):
         findings.append("two of its segments are one, which rows of weights cannot say")
     state = module.state_dict(keep_vars=True)
     passing = ", ".join(name for name, _ in module.named_buffers() if name not in state)
     if passing:
-        findings.append(
-            f"its buffers {passing} are not persistent, so that grown networks would lack them"
-        )
+        problem = "are not persistent, so that grown networks would lack them"
+        findings.append(f"its buffers {passing} {problem}")
     return findings
 
 
@@ -326,9 +303,8 @@ def _shape_findings(host: UserHost) -> list[str]:
     findings = []
     if last.output_shape != (host.classes,):
         shape = ", ".join(map(str, ("B", *last.output_shape)))
-        findings.append(
-            f"its last segment {last.name} gives [{shape}], not logits [B, {host.classes}]"
-        )
+        problem = f"gives [{shape}], not logits [B, {host.classes}]"
+        findings.append(f"its last segment {last.name} {problem}")
     if not any(one.slot_shapes for one in inner):
         problem = "gives features [B, C, H, H], in which a seed could stand"
         findings.append(f"none of its segments but the last {problem}")
@@ -353,18 +329,13 @@ def _batched_findings(host: UserHost) -> list[str]:
                         x = segment.train(run, values, x)
                     else:
                         x = segment.infer(run, segment.fold(values), x)
-            except RAISED as error:
-                return [f"{what} {_failure(training, error)}"]
+            except registry.RAISED as error:
+                mode = f"for several networks in {'training' if training else 'eval'} mode"
+                raised = f"raises {type(error).__name__} {mode}: {one_line(error)}"
+                return [f"{what} {f'{DRAWS} {ADVICE}' if RANDOM in str(error) else raised}"]
             channels, *axes = segment.output_shape
             if x.shape != (NUM_PROBED, NUM_PROBED * channels, *axes):
                 return [f"{what} gives features of another shape in training than in eval mode"]
             if not x.is_floating_point():
                 return [f"{what} gives {x.dtype}, no floating-point numbers"]
     return []
-
-
-def _failure(training: bool, error: BaseException) -> str:
-    if RANDOM in str(error):
-        return f"{DRAWS} {ADVICE}"
-    mode = "training" if training else "eval"
-    return f"raises {type(error).__name__} for several networks in {mode} mode: {one_line(error)}"

@@ -14,18 +14,10 @@ from torch import Tensor, nn
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.config.registry import HOST, reference_to
+from esper_soa.nets.model import user_module
 from esper_soa.nets.model.head import Classifier
 from esper_soa.nets.model.parts import Arguments, LayerSpec, Parameter
 from esper_soa.nets.model.segments import FeatureShape, Forward, PlainPart, SlotNumbers, Values
-from esper_soa.nets.model.user_module import (
-    SKELETON_SEED,
-    Factory,
-    call_networks,
-    count_products,
-    make_module,
-    rows_of,
-    skeleton,
-)
 
 
 @dataclass(frozen=True)
@@ -79,25 +71,20 @@ class UserSegment:
         return run.fill(self.slot, out)
 
     def _call(
-        self,
-        run: Forward,
-        parameters: list[Tensor],
-        buffers: list[Tensor],
-        x: Tensor,
-        training: bool,
+        self, run: Forward, weights: list[Tensor], buffers: list[Tensor], x: Tensor, training: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Output of the module for n networks, and its buffers behind the call."""
-        module = skeleton(self.host.make, self.host.classes, training, threading.get_ident())
+        host = self.host
+        module = user_module.skeleton(host.make, host.classes, training, threading.get_ident())
         assert isinstance(module, nn.Sequential)
         rows = zip(buffers, self.dtypes, strict=True)
         own_buffers = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
         # Autocast does not reach into vmap: modules compute in the format of their weights.
-        weight_dtypes = [
-            one.dtype for one in (*parameters, *own_buffers) if one.is_floating_point()
-        ]
+        tensors = (*weights, *own_buffers)
+        weight_dtypes = [one.dtype for one in tensors if one.is_floating_point()]
         features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, run.num_nets, *features.shape[2:]).transpose(0, 1)
-        return call_networks(module[self.number], parameters, own_buffers, features)
+        return user_module.call_networks(module[self.number], weights, own_buffers, features)
 
     def plain_parts(self) -> list[PlainPart]:
         """The module by the name of what makes the host."""
@@ -125,7 +112,7 @@ class UserHead(UserSegment, Classifier):
 class UserHost:
     """A host: modules one after the other, images [B, 3, 32, 32] to logits [B, classes]."""
 
-    make: Factory  # of the number of classes
+    make: user_module.Factory  # of the number of classes
     classes: int
 
     @property
@@ -145,27 +132,26 @@ class UserHost:
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Fresh rows of parameters and of buffers [n, ...]; as of UserModule."""
-        modules = [make_module(self.make, self.classes, key) for key in keys.tolist()]
-        parameters, buffers = rows_of(modules, dtype)
+        modules = [user_module.make_module(self.make, self.classes, key) for key in keys.tolist()]
+        parameters, buffers = user_module.rows_of(modules, dtype)
         return parameters.to(keys.device), buffers.to(keys.device)
 
 
 @lru_cache(maxsize=256)
 def _children(host: UserHost) -> tuple[UserSegment, ...]:
     """The children of the host in eval mode, with one image."""
-    module = make_module(host.make, host.classes, SKELETON_SEED)
+    module = user_module.make_module(host.make, host.classes, user_module.SKELETON_SEED)
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"{type(module).__name__} is no nn.Sequential")
     x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
     children = []
     for number, (name, child) in enumerate(module.eval().named_children()):
-        out, products = count_products(child, x)
+        out, products = user_module.count_products(child, x)
         parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
         statistics = tuple(Parameter(tuple(one.shape)) for one in child.buffers())
         dtypes = tuple(one.dtype for one in child.buffers())
         shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
-        children.append(
-            UserSegment(host, number, name, parameters, statistics, dtypes, *shapes, products)
-        )
+        rows = parameters, statistics, dtypes
+        children.append(UserSegment(host, number, name, *rows, *shapes, products))
         x = out
     return tuple(children)

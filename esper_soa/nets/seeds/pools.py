@@ -38,28 +38,23 @@ def row_layout(shape: HostShape, slot: int) -> RowLayout:
 
 
 def allocate(
-    shape: HostShape,
-    num_envs: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    optimizer: str = "sgd",
+    shape: HostShape, envs: int, device: torch.device, dtype: torch.dtype, optimizer: str = "sgd"
 ) -> TensorDict:
     """Weights of N envs: host and seeds, each parameters and momentum, which is all that the
     optimizer keeps (sgd.state_width); of hosts running statistics too.
     """
 
     def rows(width: int) -> Tensor:
-        return torch.zeros(num_envs, width, device=device, dtype=dtype)
+        return torch.zeros(envs, width, device=device, dtype=dtype)
 
     def learning(width: int) -> dict[str, Tensor]:
         return {"params": rows(width), "momentum": rows(state_width(optimizer, width))}
 
-    seeds = {
-        spec.name: learning(sum(row_layout(shape, slot))) for slot, spec in enumerate(shape.slots)
-    }
+    widths = [sum(row_layout(shape, slot)) for slot in range(len(shape.slots))]
+    seeds = {spec.name: learning(one) for spec, one in zip(shape.slots, widths, strict=True)}
     host = learning(shape.parameters.total)
     host["statistics"] = rows(shape.statistics.total)
-    return TensorDict({"host": host, "seeds": seeds}, batch_size=[num_envs])
+    return TensorDict({"host": host, "seeds": seeds}, batch_size=[envs])
 
 
 def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> None:
@@ -121,17 +116,8 @@ def slot_seeds(
     running = slots.running
     visible = running & (slots.alpha > 0)
     ablated = visible if ablate_fossils else visible & (slots.stage != Stage.FOSSILIZED)
-    slot_columns = SlotSeeds(
-        running,
-        slots.stage,
-        slots.blueprint,
-        slots.blend,
-        ramp.mode == AlphaMode.DOWN,
-        visible,
-        ablated,
-        slots.newborn,
-        slots.fresh_momentum,
-    )
+    kind = slots.stage, slots.blueprint, slots.blend, ramp.mode == AlphaMode.DOWN
+    slot_columns = SlotSeeds(running, *kind, visible, ablated, slots.newborn, slots.fresh_momentum)
     if over is None:
         return slot_columns
     over_slots = over[:, None].expand_as(running)

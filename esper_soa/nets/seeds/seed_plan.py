@@ -37,16 +37,14 @@ def validation_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...])
     return _plan(active_seeds, active_seeds.visible, detached_stages)
 
 
-def _plan(
-    active_seeds: ActiveSeeds, running: np.ndarray, detached_stages: tuple[int, ...]
-) -> SeedPlan:
-    stage = active_seeds.stage
-    frozen = active_seeds.frozen
+def _plan(seeds: ActiveSeeds, running: np.ndarray, detached_stages: tuple[int, ...]) -> SeedPlan:
+    stage = seeds.stage
+    frozen = seeds.frozen
     through = stage == Stage.TRAINING
-    blend = np.where(through, THROUGH, active_seeds.blend)
+    blend = np.where(through, THROUGH, seeds.blend)
     measured = (through | (stage == Stage.BLENDING)) & ~frozen
     detached = np.isin(stage, detached_stages)
-    return SeedPlan(running, active_seeds.blueprint, blend, detached, frozen, measured)
+    return SeedPlan(running, seeds.blueprint, blend, detached, frozen, measured)
 
 
 class Group(NamedTuple):

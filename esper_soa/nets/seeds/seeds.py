@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets import batched
 from esper_soa.nets.model.blueprints import (
@@ -20,10 +21,34 @@ from esper_soa.nets.model.blueprints import (
     seed_table,
 )
 from esper_soa.nets.model.host import HostShape
-from esper_soa.nets.seeds import blend
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, Group
 from esper_soa.vocabulary import Blend
+
+
+class StraightThrough(torch.autograd.Function):
+    """Hands the host's activations [B, n*C, ...] on as they are; backward, seeds [B, m*C, ...] of
+    `nets` get their whole gradient too.
+
+    This is h + (s - stop_gradient(s)) without reading seed values: the host cannot notice them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: int
+    ) -> Tensor:  # type: ignore[override]
+        ctx.place = (nets, num_nets)  # type: ignore[attr-defined]
+        return host.view_as(host)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+        return gradient, batched.select_nets(gradient, *ctx.place), None, None  # type: ignore[attr-defined]
+
+
+def multiply(host: Tensor, seed: Tensor, seed_input: Tensor, alpha: Tensor) -> Tensor:
+    """host (1 + alpha tanh(seed - seed_input)); alpha [m] in [0, 1]."""
+    factor = batched.per_channel(alpha, host.shape[1] // alpha.shape[0], host.dim() - 2)
+    return (host * (1 + factor * torch.tanh(seed - seed_input))).to(host.dtype)
 
 
 @dataclass
@@ -54,7 +79,7 @@ class ActiveGroup:
         inputs = host.detach() if group.detached else host
         seed = self.output(inputs)
         if group.blend == Blend.MULTIPLY:
-            return blend.multiply(host, seed, inputs, self.alpha)
+            return multiply(host, seed, inputs, self.alpha)
         if group.blend == Blend.ADD:
             return batched.interpolate(host, seed, self.alpha)
         table = gate_table(self.channels)
@@ -85,9 +110,8 @@ def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tens
 
     def rows(name: str) -> Tensor:
         numbers = pool[name].index_select(0, group.rows)
-        return torch.cat(
-            [numbers[:, part] for part in _columns(shape, group, numbers.shape[1])], dim=1
-        )
+        columns = _columns(shape, group, numbers.shape[1])
+        return torch.cat([numbers[:, part] for part in columns], dim=1)
 
     factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
     own = shape.blueprint(group.blueprint)
@@ -133,7 +157,7 @@ class SeedFiller:
             features = batched.select_nets(x, group.nets, self.num_nets)
             if group.blend == THROUGH:
                 seed = active.output(features.detach() if group.detached else features)
-                x = blend.straight_through(x, seed, group.nets, self.num_nets)
+                x = StraightThrough.apply(x, seed, group.nets, self.num_nets)
                 continue
             values.append(active.blend_in(features))
             nets.append(group.nets)
@@ -147,8 +171,6 @@ class TrainingSeeds(SeedFiller):
     """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
 
     def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
-        self.leaves = [
-            active.params.detach().requires_grad_(not active.group.frozen) for active in actives
-        ]
+        self.leaves = [one.params.detach().requires_grad_(not one.group.frozen) for one in actives]
         both = zip(actives, self.leaves, strict=True)
         super().__init__([replace(active, params=leaf) for active, leaf in both], num_nets)

@@ -47,9 +47,8 @@ def snapshot_where_(
         _copy_where_(snapshot[name], host[name], where)
     for slot, spec in enumerate(shape.slots):
         is_changed = (where & fossil[:, slot]) | rising[:, slot]
-        _copy_where_(
-            snapshot["seeds", spec.name], weights["seeds", spec.name, "params"], is_changed
-        )
+        own = weights["seeds", spec.name, "params"]
+        _copy_where_(snapshot["seeds", spec.name], own, is_changed)
     _copy_where_(snapshot["fossil"], fossil, where)
 
 

@@ -88,17 +88,15 @@ class Job(NamedTuple):
         return sum(1 << slot for slot in self.plan)
 
 
-def jobs_of(
-    active_seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: int
-) -> list[Job]:
+def jobs_of(seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: int) -> list[Job]:
     """Every env in one job of at most `size`, the most work first, so that workers end together.
 
     order: all slots as the forward pass meets them.
     """
-    num_slots = active_seeds.stage.shape[1]
+    num_slots = seeds.stage.shape[1]
     weight = 1 << np.arange(num_slots)
-    fossil = active_seeds.ablated & (active_seeds.stage == Stage.FOSSILIZED)
-    ablated_bits = active_seeds.ablated @ weight
+    fossil = seeds.ablated & (seeds.stage == Stage.FOSSILIZED)
+    ablated_bits = seeds.ablated @ weight
     fossil_bits = fossil @ weight
     patterns = ablated_bits << num_slots | fossil_bits
     jobs = []

@@ -1,17 +1,264 @@
-"""The engine in torch: what a network means, on any device.
+"""The engine in torch: what a network means, on any device; every other one is tested against it.
 
-Every other engine is tested against it.
+In training a chunk is as many envs as suit the device: all N on a GPU, a few on a CPU, where caches
+decide and workers run them side by side. The losses of a chunk are summed, so one backward gives
+every host its own gradient. In validation seeds run only in the rows in which they are on
+(subsets.py).
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper_soa.nets import precision
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import EngineChoice
-from esper_soa.nets.engines.torch.training import train_chunk_
-from esper_soa.nets.engines.torch.validation import measure
-from esper_soa.nets.passes import Measure, Pass, PieceEngine, TrainChunk
-from esper_soa.nets.sgd import Rules
+from esper_soa.nets.gradients import gradient_statistics
+from esper_soa.nets.model.host import evaluate_loss, fold_batch_norm, train_loss
+from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
+from esper_soa.nets.seeds.pools import upload
+from esper_soa.nets.seeds.seed_plan import groups_of
+from esper_soa.nets.seeds.seeds import (
+    ActiveGroup,
+    SeedFiller,
+    TrainingSeeds,
+    gather_rows,
+    scatter_rows_,
+)
+from esper_soa.nets.seeds.subsets import Branch, Job
+from esper_soa.nets.sgd import Rules, update_
+from esper_soa.nets.workers import Call
+from esper_soa.state import STATE_FLOAT
+
+
+def train_chunk_(
+    shared: Pass[TrainingFeed],
+    num_batches: int,
+    rules: Rules,
+    envs: np.ndarray,
+    gradients: Gradients,
+    call: Call,
+) -> tuple[Tensor, Tensor]:
+    """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
+    nets = shared.nets
+    chunk = TrainingChunk(shared, rules, envs)
+    for step in range(num_batches // nets.accumulate):
+        measured = step % nets.task.gradient_stride == 0
+        batches = _batches(shared, chunk.env_numbers, step, call)
+        chunk.step_(batches, gradients if measured else None)
+    chunk.write_back_()
+    return chunk.loss / num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
+
+
+class TrainingBatch(NamedTuple):
+    """A training batch of n networks."""
+
+    inputs: Tensor
+    labels: Tensor
+    noise: Callable[[], Tensor] | None = None  # as of segments.Forward
+
+
+def _batches(
+    shared: Pass[TrainingFeed], envs: Tensor, step: int, call: Call
+) -> Iterator[TrainingBatch]:
+    """The batches of an optimiser step."""
+    count = shared.nets.accumulate
+    for number in range(step * count, (step + 1) * count):
+        call.check()
+        noise = partial(_noise, shared.feed, envs, number)
+        yield TrainingBatch(*shared.feed.batch(envs, number), noise)
+
+
+def _noise(feed: TrainingFeed, envs: Tensor, number: int) -> Tensor:
+    return feed.draw.noise(envs, number)
+
+
+class TrainingChunk:
+    """Weights of a few envs in training: copies, as other chunks of the memory may train too."""
+
+    def __init__(self, shared: Pass[TrainingFeed], rules: Rules, envs: np.ndarray) -> None:
+        self.shared = shared
+        weights = shared.weights
+        shape = shared.nets.shape
+        device = shared.alpha.device
+        self.env_numbers = upload(envs, device)
+        self.rules = [one.of(self.env_numbers) for one in rules]
+        host = weights["host"]
+        self.params = host["params"].index_select(0, self.env_numbers)
+        self.momentum = host["momentum"].index_select(0, self.env_numbers)
+        rows = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
+        self.statistics = [row.reshape(-1).clone() for row in rows]
+        groups = groups_of(shared.plan, envs, device)
+        self.actives = [gather_rows(weights, shape, group, shared.alpha) for group in groups]
+        self.trained = [active for active in self.actives if not active.group.frozen]
+        self.scales: precision.LossScales | None = None
+        if precision.SCALE in weights:
+            self.scales = precision.LossScales(weights, self.env_numbers)
+        self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=device)
+        self.correct = torch.zeros(envs.size, dtype=torch.int64, device=device)
+        self.seen = 0  # targets of each network
+
+    def step_(self, batches: Iterable[TrainingBatch], gradients: Gradients | None) -> None:
+        """One optimiser step on all `batches`; writes gradient statistics where asked for.
+
+        Under loss scales, networks of envs whose gradient overflows are left as they are.
+        """
+        before = self._copies() if self.scales is not None else []
+        grads, *others = [self._gradients(batch) for batch in batches]
+        for more in others:
+            grads = [grad + other for grad, other in zip(grads, more, strict=True)]
+        grads = [grad / (1 + len(others)) for grad in grads] if others else grads
+        finite = torch.ones_like(self.loss, dtype=torch.bool)
+        if self.scales is not None:
+            places = [None, *(active.group.nets for active in self.trained)]
+            both = zip(grads, places, strict=True)
+            grads = [self.scales.unscaled(grad, nets) for grad, nets in both]
+            finite = precision.all_finite(grads, places)
+        host_grad, *seed_grads = grads
+        if gradients is not None:
+            self._measure_(gradients, host_grad, seed_grads, finite)
+        host_rule, seed_rule = self.rules
+        update_(self.params, self.momentum, host_grad, host_rule)
+        for active, grad in zip(self.trained, seed_grads, strict=True):
+            update_(active.params, active.momentum, grad, seed_rule.of(active.group.nets))
+        for nets, rows, old in before:
+            precision.where_finite_(precision.of_nets(finite, nets), rows, old)
+        if self.scales is not None:
+            self.scales.update_(finite)
+
+    def _gradients(self, batch: TrainingBatch) -> list[Tensor]:
+        """Gradients of hosts [n, P], then of `trained`; adds up losses and correct answers."""
+        inputs, labels, noise = batch
+        num_nets = labels.shape[1]
+        shape = self.shared.nets.shape
+        dtype = self.shared.nets.precision
+        seeds = TrainingSeeds(self.actives, num_nets)
+        leaf = self.params.detach().requires_grad_()
+        with precision.autocast(dtype, inputs.device):
+            x = precision.as_input(inputs, dtype)
+            parameters = shape.parameters.unpack(leaf)
+            rest = (x, labels), seeds, noise
+            losses, correct = train_loss(shape, parameters, self.statistics, *rest)
+        self.loss += losses.detach()
+        self.correct += correct
+        self.seen += labels[:, 0].numel()
+        leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
+        scaled = losses if self.scales is None else losses * self.scales.scale
+        return list(torch.autograd.grad(scaled.sum(), leaves))
+
+    def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
+        """Everything a step changes in a network, as it is now, and the networks of its rows."""
+        own = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
+        seeds = [
+            (active.group.nets, part)
+            for active in self.actives
+            for part in (active.params, active.momentum)
+        ]
+        return [(nets, part, part.clone()) for nets, part in own + seeds]
+
+    def _measure_(
+        self, gradients: Gradients, host_grad: Tensor, seed_grads: list[Tensor], finite: Tensor
+    ) -> None:
+        """Write the statistics of networks with `finite` gradients; without loss scales of all."""
+        for active, grad in zip(self.trained, seed_grads, strict=True):
+            group = active.group
+            if group.measured:
+                host = precision.of_nets(host_grad, group.nets)
+                valid = precision.of_nets(finite, group.nets)
+                for name, values in gradient_statistics(host, grad, active.sizes).items():
+                    gradient = gradients[name][group.rows, group.slot]
+                    gradients[name][group.rows, group.slot] = torch.where(valid, values, gradient)
+
+    def write_back_(self) -> None:
+        """Return the rows of hosts and seeds to the pools."""
+        weights = self.shared.weights
+        host = weights["host"]
+        envs = self.env_numbers
+        host["params"].index_copy_(0, envs, self.params)
+        host["momentum"].index_copy_(0, envs, self.momentum)
+        if self.statistics:
+            rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
+            host["statistics"].index_copy_(0, envs, rows)
+        for active in self.actives:
+            scatter_rows_(weights, self.shared.nets.shape, active)
+        if self.scales is not None:
+            self.scales.write_back_(envs)
+
+
+@torch.no_grad()
+def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor, Tensor]:
+    """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
+    call.check()
+    return ValidationChunk(shared, job.envs).measure(job.plan, job.final_rows)
+
+
+class SubsetSeeds(SeedFiller):
+    """Fills the slots of a validation pass; ablated slots split alpha rows, others apply to all."""
+
+    def __init__(
+        self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int
+    ) -> None:
+        super().__init__(actives, num_nets)
+        self.plan = plan
+        self.batch = batch
+
+    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        branch = self.plan.get(slot)
+        if branch is None:
+            return super().fill(slot, x, pooled)
+        on = super().fill(slot, self._rows(x, branch.on), pooled)
+        off = F.max_pool2d(x, 2) if pooled and branch.off else x  # pooled before rows are copied
+        return torch.cat([self._rows(off, branch.off), on]) if branch.off else on
+
+    def _rows(self, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+        if rows == tuple(range(x.shape[0] // self.batch)):
+            return x
+        parts = [x[row * self.batch : (row + 1) * self.batch] for row in rows]
+        return torch.cat(parts) if rows else x[:0]
+
+
+class ValidationChunk:
+    """Weights of a few envs for validation: batch norm folded, only seeds with alpha above 0."""
+
+    def __init__(self, shared: Pass[ValidationFeed], envs: np.ndarray) -> None:
+        self.shared = shared
+        device = shared.alpha.device
+        self.env_numbers = upload(envs, device)
+        shape = shared.nets.shape
+        host = shared.weights["host"]
+        params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
+        statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
+        self.folded = fold_batch_norm(shape, params, statistics)
+        groups = groups_of(shared.plan, envs, device)
+        self.actives = [gather_rows(shared.weights, shape, group, shared.alpha) for group in groups]
+
+    def measure(
+        self, plan: dict[int, Branch], final_rows: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Loss [n] of the first code and accuracy [n, codes]."""
+        nets = self.shared.nets
+        num_nets = self.env_numbers.shape[0]
+        rows = list(final_rows)
+        loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=self.env_numbers.device)
+        correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
+        correct_counts = torch.zeros_like(loss)
+        for inputs, labels in self.shared.feed.batches(self.env_numbers, nets.eval_batch):
+            targets = labels.expand(-1, num_nets, *labels.shape[2:])
+            seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
+            with precision.autocast(nets.precision, inputs.device):
+                x = precision.as_input(inputs, nets.precision)
+                batch = x, targets
+                losses, right = evaluate_loss(nets.shape, self.folded, batch, seeds, rows[0])
+            loss += losses
+            correct += torch.stack([right[row] for row in rows])
+            correct_counts += (targets >= 0).transpose(0, 1).flatten(1).sum(1)
+        return loss / correct_counts, 100.0 * correct.T.to(STATE_FLOAT) / correct_counts[:, None]
 
 
 @dataclass(frozen=True)

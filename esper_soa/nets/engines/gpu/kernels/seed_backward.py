@@ -35,7 +35,7 @@ def gate_backward(work, given, alpha, gradient, shape):
 def blend_backward(work, head, flags, alpha, gradient, shape):
     """Gradient of the seed's residual to the last part's map; `gradient` keeps the rest, that of x.
 
-    Derivatives of nets/seeds/blend.py. The residual falls as x rises where the seed replaces x,
+    Derivatives of nets/seeds/seeds.py. The residual falls as x rises where the seed replaces x,
     unless that x is cut off.
     """
     channel = tl.arange(0, shape.lanes)
