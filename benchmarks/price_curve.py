@@ -174,12 +174,16 @@ def record_of(units: Units, jobs: Sequence[Job]) -> Record:
 
 
 def table(records: Records) -> list[str]:
-    """The tables of all records."""
-    return [line for record in records for line in (*_measures(record), *_networks(record))]
+    """Every network of every set."""
+    return [line for record in records for line in _networks(record)]
+
+
+def result(records: Records) -> list[str]:
+    """The measure of every set, by parameters and by FLOP, and what the policy is over each."""
+    return [line for record in records for line in _measures(record)]
 
 
 def _measures(record: Mapping) -> list[str]:
-    """The measure of every set, by parameters and by FLOP, and what the policy is over each."""
     rows: list[Line] = []
     found = {cost: by_set(record, cost) for cost in COSTS}
     for name, words in SETS.items():
@@ -212,7 +216,6 @@ def by_set(record: Mapping, cost: str) -> dict[str, list[float]]:
 
 
 def _networks(record: Mapping) -> list[str]:
-    """Every network of every set."""
     host = record["sets"][WIDTH]["1"]
     titles = {
         LEARNED: "policy at price ",

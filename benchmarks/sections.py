@@ -281,4 +281,5 @@ OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
     "family_result": ("family", family_tables.result),
     "text": ("text", text_table),
     "price_curve": ("price_curve", price_curve.table),
+    "price_result": ("price_curve", price_curve.result),
 }

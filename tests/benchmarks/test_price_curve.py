@@ -13,6 +13,7 @@ from benchmarks.price_curve import (
     Job,
     measure,
     region_schedules,
+    result,
     table,
 )
 from benchmarks.schedules import SCHEDULES
@@ -51,7 +52,8 @@ def test_the_tables_have_every_set_and_every_network() -> None:
         WIDTH: networks(**{"1": (18.0, 100.0, 1e6), "3": (22.0, 400.0, 4e6)}),
         FINAL: networks(**{"1": (31.0, 400.0, 8e6)}),
     }
-    text = "\n".join(table([HEAD | {"sets": sets}]))
+    records = [HEAD | {"sets": sets}]
+    text = "\n".join((*result(records), *table(records)))
     # 20 below 4 times the host, 30 beyond; plain hosts 18 and 22: 3.33 less
     assert "| one policy, by price | 23.33 |" in text
     assert "| plain hosts, by width | 19.33 | +4.00, p 0.5000 |" in text
