@@ -255,8 +255,13 @@ def main() -> None:
         keys = [key for job in jobs for key in job.keys]
         work = {f"seed {job.seed}": job for job in jobs}
 
+        count = -1
+
         def look() -> None:
-            print(f"{len(units.held(keys))} of {len(keys)} networks", flush=True)
+            nonlocal count
+            before, count = count, len(units.held(keys))
+            if count != before:
+                print(f"{count} of {len(keys)} networks", flush=True)
 
         in_processes(play_job, work, usable_cores(), look)
         record = origin("price_curve", torch.device("cpu")) | {"settings": given}

@@ -68,6 +68,7 @@ FAULTY: dict[str, dict[str, list[str]]] = {
         ],
         "drawing_keeper": [
             r"it keeps tensors that are no parameters or buffers \(strength\)",
+            r"its last segment 2 gives \[B, 11\]",
             ".* random operation",
         ],
         "branching": ["it gives a Branching, which is no nn.Sequential: a host is a chain"],

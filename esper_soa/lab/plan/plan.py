@@ -193,7 +193,7 @@ def run_probe(folder: Path, ranks: int, rank: int) -> ProbeResult:
     """
     arguments = [str(folder), str(rank), str(ranks)]
     done = subprocess.run(
-        [sys.executable, "-m", "esper_soa.lab.plan.probe", *arguments],
+        [sys.executable, "-m", "esper_soa.lab.plan", *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,

@@ -1,22 +1,22 @@
 """Measures the cost of a run by its first rounds, in a separate process and a temporary folder.
 
-`python -m esper_soa.lab.plan.probe` is started by plan.py and prints one line of JSON at its end.
+`python -m esper_soa.lab.plan` is started by plan.py and prints one line of JSON at its end.
 It plays the run's own first round with tables, checkpoint and report as the run would have them;
 the env-steps for which there is no time train and validate on a few images only.
 """
 
-import gc
 import json
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.env import Observer
 from esper_soa.env.step import StepData
+from esper_soa.env.world import World
 from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
-from esper_soa.lab.report.page import try_write_report
 from esper_soa.nets.data.datasets import count_samples
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
 from esper_soa.runtime.memory import at_once, check_room, free_memory, memory_errors, needs
@@ -40,10 +40,12 @@ from esper_soa.training.running import Run
 from esper_soa.training.session import Session, session
 from esper_soa.training.trainer import train_rounds
 
+Result = TypeVar("Result")
 STATUS = Path("/proc/self/status")
 KIB = 1024
 FEW_STEPS = 2  # env-steps that are played where only memory is asked for
 PROBE_SECONDS = 1.5  # for the env-steps of the episode that are played in full
+FEW_SAMPLES = 8  # of training and of validation, in the env-steps that are not played in full
 SPREAD = 96 * 2**20  # bytes between the two numbers of envs that tell what one takes
 
 
@@ -51,9 +53,9 @@ class ProbeProfile(Observer):
     """Plays as many env-steps of the first round in full as fit into `seconds`, spread over it, and
     times them.
 
-    The others, and later rounds, train on one batch and validate on a few images, so that seeds
-    still pass through their stages. On a GPU all are played in full: other amounts of work would be
-    other graphs there, with memory of their own.
+    Of the others, and of later rounds, `cut` makes little work, so that seeds still pass through
+    their stages. On a GPU all are played in full: other amounts of work would be other graphs
+    there, with memory of their own.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class ProbeProfile(Observer):
         seconds: float,
         num_steps: int,
         device: torch.device,
+        cut: Callable[[StepData], StepData],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock = clock
+        self.cut = cut
         self.left = seconds
         self.num_steps = num_steps
         self.every = device.type == "cuda"
@@ -95,9 +99,7 @@ class ProbeProfile(Observer):
     def watch(self, data: StepData) -> StepData:
         """The data, or little of them."""
         self.full = self.every or (self.rounds == 0 and self.num_played >= self.next_full)
-        if self.full:
-            return data
-        return data._replace(num_batches=1, validation=data.validation.first(CPU_EVAL_BATCH))
+        return data if self.full else self.cut(data)
 
     def env_step(self) -> None:
         """Count an env-step, and choose the next that is played in full."""
@@ -134,6 +136,21 @@ class ProbeProfile(Observer):
         return np.interp(range(self.num_played), steps, self.full_times[warm]).tolist()
 
 
+def few_samples(world: World, data: StepData) -> StepData:
+    """One optimiser step on batches of FEW_SAMPLES, and as many to validate on."""
+    draw = data.training.draw
+    smaller = draw._replace(batch_size=min(draw.batch_size, FEW_SAMPLES))
+    training = world.data.training(smaller, world.dtype)
+    few = one_batch(world, data)._replace(training=training)
+    return few._replace(validation=data.validation.first(FEW_SAMPLES))
+
+
+def one_batch(world: World, data: StepData) -> StepData:
+    """One optimiser step on batches of their size, which takes the memory of all."""
+    validation = data.validation.first(CPU_EVAL_BATCH)
+    return data._replace(num_batches=world.rules.nets.accumulate, validation=validation)
+
+
 def main() -> None:
     """Measure: a folder with SETTINGS, rank, ranks."""
     program = _memory("VmRSS")
@@ -142,18 +159,12 @@ def main() -> None:
     keep_to_cores(rank, ranks)
     try:
         cfg = settings_in(folder / SETTINGS)
-        # in a fork, which leaves nothing behind in the memory that is measured next
-        with ProcessPoolExecutor(1, get_context("fork")) as pool:
-            envs = folder / f"envs_{rank}"
-            counted = pool.submit(count_memory, cfg, envs, rank, ranks).result()
-        if isinstance(counted, str):
-            raise UserError(counted)
+        counted = count_memory(cfg, folder / f"envs_{rank}", rank, ranks)
         own = replace(cfg, device=str(resolve_device(cfg.device, rank)))
         result = round_of(own, RunFolder(folder / f"{rank}"), PROBE_SECONDS, program)
         print(json.dumps(result._asdict() | counted))
-    except (UserError, RunMemoryError, BrokenProcessPool) as error:
-        text = ENDED if isinstance(error, BrokenProcessPool) else error
-        print(f"error: {text}", file=sys.stderr)
+    except (UserError, RunMemoryError) as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -187,13 +198,17 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         (task,) = job.tasks.values()
         short = replace(cfg, rounds=min(2, cfg.rounds), control="none")
         job.cfg = job.checkpoints.cfg = task.cfg = task.output.cfg = short
-        job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device)
+        cut = partial(few_samples, task.world)
+        job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device, cut)
         built = time.perf_counter()
         for _ in train_rounds(job):
             pass
         rounds_end = time.perf_counter()
         folder.config.write_text(settings_yaml(job.cfg), encoding="utf-8")
         if cfg.report:
+            # as a run does at its end, so that those without a report take no memory for it
+            from esper_soa.lab.report.page import try_write_report
+
             try_write_report(run_session)
         end = time.perf_counter()
     extra = max(0.0, pace.beside)
@@ -215,20 +230,66 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     )
 
 
-def count_memory(cfg: TrainConfig, folder: Path, rank: int, ranks: int) -> dict[str, float] | str:
-    """`least` and `per_env` of a ProbeResult; for another process, so why the run is refused is no
-    error but a text.
+def count_memory(cfg: TrainConfig, folder: Path, rank: int, ranks: int) -> dict[str, float]:
+    """`least` and `per_env` of a ProbeResult; UserError where the run is refused.
+
+    per_env: what the process has at most with few and with many envs, each in a fork, so that
+    neither works in memory that another has left; at least what is counted.
     """
+    least, few, many, counted = result_of_fork(partial(room_of, cfg, rank, ranks))
+    folder.mkdir()
+    small, large = (
+        result_of_fork(partial(peak_memory, replace(cfg, envs=envs), rank, folder / f"{envs}"))
+        for envs in (few, many)
+    )
+    return {"least": least, "per_env": max(counted, (large - small) / (many - few))}
+
+
+def result_of_fork(call: Callable[[], Result]) -> Result:
+    """What `call` returns in a fork of this process, which leaves nothing behind in the memory that
+    is measured next. UserError where a signal ends the fork, or `call` raises one.
+
+    This process starts no thread for it, as pools of processes do: glibc would hand the heap of
+    that thread to workers of the run, which then take more memory than they do without a plan.
+    """
+    context = get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    fork = context.Process(target=_send_result, args=(theirs, call))
+    fork.start()
+    theirs.close()
     try:
-        device = resolve_device(cfg.device, rank)
-        processes = ranks if device.type == "cpu" else 1
-        check_devices(cfg, ranks)
-        check_room(cfg, device, count_samples(cfg.data), processes)
-        few, many = numbers_of_envs(cfg, device, processes)
-        each = per_env(replace(cfg, device=str(device)), folder, few, many)
+        result: Result | UserError = ours.recv()
+    except EOFError:
+        result = UserError(ENDED)
+    fork.join()
+    assert (fork.exitcode or 0) <= 0, "its error is printed"
+    if isinstance(result, UserError):
+        raise result
+    return result
+
+
+def _send_result(connection: Connection, call: Callable[[], object]) -> None:
+    try:
+        connection.send(call())
     except (UserError, RunMemoryError) as error:
-        return str(error)
-    return {"least": at_once(needs(cfg, device)), "per_env": each}
+        connection.send(UserError(str(error)))
+
+
+def room_of(cfg: TrainConfig, rank: int, ranks: int) -> tuple[int, int, int, float]:
+    """Bytes that the run needs at least, `numbers_of_envs`, and bytes that one env between them
+    needs at least; UserError where there is no room.
+
+    In a fork, as it may ask a GPU, which forks could not do behind it.
+    """
+    device = resolve_device(cfg.device, rank)
+    processes = ranks if device.type == "cpu" else 1
+    check_devices(cfg, ranks)
+    check_room(cfg, device, count_samples(cfg.data), processes)
+    few, many = numbers_of_envs(cfg, device, processes)
+    small, least, large = (
+        at_once(needs(replace(cfg, envs=envs), device)) for envs in (few, cfg.envs, many)
+    )
+    return least, few, many, (large - small) / (many - few)
 
 
 def numbers_of_envs(cfg: TrainConfig, device: torch.device, processes: int) -> tuple[int, int]:
@@ -241,36 +302,25 @@ def numbers_of_envs(cfg: TrainConfig, device: torch.device, processes: int) -> t
     return few, min(MAX_ENVS, 3 * few)
 
 
-def per_env(cfg: TrainConfig, folder: Path, few: int, many: int) -> float:
-    """Bytes of one more env: what the process had at most with `few`, then with `many` envs."""
-    folder.mkdir()
-    small, large = (
-        peak_memory(replace(cfg, envs=envs), folder / f"{envs}") for envs in (few, many)
-    )
-    return max(1.0, (large - small) / (many - few))
-
-
-def peak_memory(cfg: TrainConfig, folder: Path) -> int:
+def peak_memory(cfg: TrainConfig, rank: int, folder: Path) -> int:
     """Bytes at most, of the GPU where there is one: a few env-steps and an update."""
-    cfg.policy.ppo.epochs = 1
-    with run_at_start(cfg, RunFolder(folder)) as (run_session, job):
-        pace = ProbeProfile(0.0, cfg.steps, job.device)
-        pace.next_full = cfg.steps
+    own = replace(cfg, device=str(resolve_device(cfg.device, rank)))
+    own.policy.ppo.epochs = 1
+    with run_at_start(own, RunFolder(folder)) as (run_session, job):
         (task,) = job.tasks.values()
+        pace = ProbeProfile(0.0, own.steps, job.device, partial(one_batch, task.world))
+        pace.next_full = own.steps
         request = Round(0, Progress(1, run_session.console, "off"), "", pace)
         episode = EpisodeRunner(task.world, task.player, request)
-        for _ in range(min(FEW_STEPS, cfg.steps)):
+        for _ in range(min(FEW_STEPS, own.steps)):
             episode.step_()
         rollout = episode.rollout
         learner = job.learner
         if rollout is not None and learner is not None:
-            for place in range(FEW_STEPS, cfg.steps):
+            for place in range(FEW_STEPS, own.steps):
                 write_(rollout, place, rollout.rows[0])
             learner.update(rollout)
-        device = job.device
-    del job, task, episode, rollout, learner
-    gc.collect()  # what comes next is to take their place
-    return _on_device(device) or _memory("VmHWM")
+        return _on_device(job.device) or _memory("VmHWM")
 
 
 def _memory(name: str) -> int:
@@ -285,7 +335,3 @@ def _memory(name: str) -> int:
 
 def _on_device(device: torch.device) -> int:
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-
-
-if __name__ == "__main__":
-    main()

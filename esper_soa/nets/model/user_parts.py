@@ -267,21 +267,33 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
     findings = list[str]()
     with registry.collect_faults(findings):
         module = make_module(host.make, host.classes, PROBE_SEED)
-        findings += _chain_findings(module) or _shape_findings(host) + _batched_findings(host)
+        fault = _chain_fault(module)
+        if fault or not isinstance(module, nn.Sequential):
+            return (fault,)
+        kept = _kept_findings(module)
+        findings += kept
+        findings += _shape_findings(host)
+        if not kept:  # several networks cannot be put together with it
+            findings += _batched_findings(host)
     return tuple(findings)
 
 
-def _chain_findings(module: object) -> list[str]:
-    """What the module is, and what it keeps."""
+def _chain_fault(module: object) -> str:
+    """Why the module is no chain of segments; "" where it is one."""
     if not isinstance(module, nn.Sequential):
         kind = type(module).__name__
-        return [f"it gives a {kind}, which is no nn.Sequential: a host is a chain of segments"]
+        return f"it gives a {kind}, which is no nn.Sequential: a host is a chain of segments"
     if type(module).forward is not nn.Sequential.forward:
         expectation = "a host hands images from segment to segment, as nn.Sequential does"
-        return [f"its forward pass is its own: {expectation}"]
+        return f"its forward pass is its own: {expectation}"
     if len(module) < 2:
         expectation = "the last gives the logits, and seeds stand behind the others"
-        return [f"it has less than two segments: {expectation}"]
+        return f"it has less than two segments: {expectation}"
+    return ""
+
+
+def _kept_findings(module: nn.Sequential) -> list[str]:
+    """Messages on what a chain keeps that cannot be rows of weights and buffers."""
     findings = _module_findings(module)
     reserved = [name for name, _ in module.named_children() if RESERVED_NAME.fullmatch(name)]
     if reserved:

@@ -4,7 +4,13 @@ test_plan_holds.py.
 
 import io
 import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +21,10 @@ from tiny_world import quiet_progress, tiny_settings
 
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import EarlyStopConfig
-from esper_soa.config.errors import UserError
+from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.env.step import StepData
 from esper_soa.lab.plan import probe
 from esper_soa.lab.plan.plan import (
     GIB,
@@ -33,15 +40,20 @@ from esper_soa.lab.plan.plan import (
     verdict,
 )
 from esper_soa.lab.plan.probe import (
+    FEW_SAMPLES,
     SPREAD,
     ProbeProfile,
     count_memory,
+    few_samples,
     numbers_of_envs,
-    per_env,
+    one_batch,
+    peak_memory,
+    result_of_fork,
+    room_of,
     round_of,
     settings_in,
 )
-from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
+from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
 from esper_soa.runtime.memory import at_once, needs
 from esper_soa.training.build import build_world
@@ -143,7 +155,8 @@ def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path:
     ends = {}
     for name, cfg in (("asked", asked), ("run_probe", probed_cfg)):
         world = build_world(cfg, CPU)
-        number = Round(0, quiet_progress(), "", ProbeProfile(0.0, 6, CPU))
+        pace = ProbeProfile(0.0, 6, CPU, partial(few_samples, world))
+        number = Round(0, quiet_progress(), "", pace)
         episode = EpisodeRunner(world, build_player(cfg, world), number)
         while not episode.env.over:
             episode.step_()
@@ -157,6 +170,10 @@ def test_the_table_says_that_its_duration_is_at_most_that() -> None:
         with console.capture() as found:
             console.print(plan_table(plan_of(early_stop=early)))
         assert ("at most (early_stop)" in found.get()) == told
+
+
+def same_work(data: StepData) -> StepData:
+    return data
 
 
 def few_images(steps: int) -> TrainConfig:
@@ -173,7 +190,8 @@ def paced(
     """
     world = build_world(few_images(40), CPU)
     now = [0.0]
-    pace = ProbeProfile(seconds, steps, CPU, lambda: now[0])
+    cut = partial(few_samples, world)
+    pace = ProbeProfile(seconds, steps, CPU, cut, lambda: now[0])
     played = []
     now[0] += 3.0
     pace.on_phase_end("reset")
@@ -183,7 +201,8 @@ def paced(
         assert isinstance(work.validation, ValidationImages)
         full = work is given
         played += [step] * full
-        assert (work.num_batches, len(work.validation.order)) == ((4, 64) if full else (1, 16))
+        images = work.num_batches, len(work.validation.order)
+        assert images == ((4, 64) if full else (1, FEW_SAMPLES))
         now[0] += (2.0 + rise * step) * (1 if step else 10) if full else short
         pace.on_phase_end("training")
         pace.env_step()
@@ -209,7 +228,21 @@ def test_env_steps_that_take_longer_one_by_one_are_told_from_those_around_them()
     pace, played = paced(30.0, 40, 0.125, rise=0.1)
     assert len(played) <= 9
     assert pace.paces == pytest.approx([2.1, *(2.0 + 0.1 * step for step in range(1, 40))])
-    assert ProbeProfile(0.0, 4, CPU).paces == []
+    assert ProbeProfile(0.0, 4, CPU, same_work).paces == []
+
+
+def test_an_env_step_that_is_cut_takes_a_step_of_the_optimizer() -> None:
+    """Of all the batches that make one, on few samples of each where memory is not asked for."""
+    world = build_world(replace(few_images(4), batch_size=4, accumulate=2, train_samples=16), CPU)
+    given = world.work(0)
+    envs = torch.arange(2)
+    for cut, batch, validated in ((few_samples, 3, 3), (one_batch, 4, 16)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(probe, "FEW_SAMPLES", 3)
+            data = cut(world, given)
+        assert (given.num_batches, data.num_batches) == (4, 2)
+        assert [len(data.training.batch(envs, index)[1]) for index in (0, 1)] == [batch] * 2
+        assert sum(len(one[1]) for one in data.validation.batches(envs, 64)) == validated
 
 
 def test_what_one_env_takes_is_told_by_so_many_that_the_memory_between_them_shows() -> None:
@@ -221,7 +254,7 @@ def test_what_one_env_takes_is_told_by_so_many_that_the_memory_between_them_show
 
 
 def test_on_a_gpu_all_env_steps_are_played_in_full() -> None:
-    pace = ProbeProfile(0.0, 40, torch.device("cuda"))
+    pace = ProbeProfile(0.0, 40, torch.device("cuda"), same_work)
     work = build_world(few_images(40), CPU).work(0)
     for _ in range(5):
         assert pace.watch(work) is work
@@ -233,8 +266,14 @@ class KeptProfile(ProbeProfile):
 
     newest: ProbeProfile
 
-    def __init__(self, seconds: float, num_steps: int, device: torch.device) -> None:
-        super().__init__(seconds, num_steps, device)
+    def __init__(
+        self,
+        seconds: float,
+        num_steps: int,
+        device: torch.device,
+        cut: Callable[[StepData], StepData],
+    ) -> None:
+        super().__init__(seconds, num_steps, device, cut)
         KeptProfile.newest = self
 
 
@@ -258,14 +297,45 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
     found = disk_of(tmp_path / "probe", cfg)
     assert 5 * found.per_round < found.whole < found.free
     assert len((tmp_path / "probe" / "metrics.jsonl").read_text().splitlines()) == 2
-    assert per_env(cfg, tmp_path / "two", 2, 4) >= 1.0
+    assert peak_memory(cfg, 0, tmp_path / "peak") > 1
 
 
-def test_a_run_that_cannot_fit_is_refused_before_anything_is_built(tmp_path: Path) -> None:
-    refused = count_memory(replace(tiny_settings(2, 1, 10**6), envs=2**20), tmp_path, 0, 1)
-    assert isinstance(refused, str)
-    assert "GiB are free" in refused
-    assert list(tmp_path.iterdir()) == []
+def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(UserError, match="GiB are free"):
+        room_of(replace(tiny_settings(2, 1, 10**6), envs=2**20), 0, 1)
+
+
+@pytest.mark.parametrize(("large", "per_env"), [(5000, 500.0), (1050, 100.0), (900, 100.0)])
+def test_an_env_takes_what_was_measured_and_at_least_what_is_counted(
+    large: int, per_env: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([(7, 2, 10, 100.0), 1000, large])
+    monkeypatch.setattr(probe, "result_of_fork", lambda _: next(answers))
+    assert count_memory(few_images(2), tmp_path / "envs", 0, 1) == {"least": 7, "per_env": per_env}
+
+
+def run_out_of_memory() -> None:
+    raise RunMemoryError("out of memory. Lower envs.")
+
+
+def end_by_a_signal() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# of pythons from 3.12 on, about the threads that torch has in the process of the tests
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_answers_and_this_process_starts_no_thread_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that was there before the run would leave it a heap of its own to work in."""
+    started = list[threading.Thread]()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
+    assert result_of_fork(os.getppid) == os.getpid()
+    assert started == []
+    with pytest.raises(UserError, match="out of memory. Lower envs"):
+        result_of_fork(run_out_of_memory)
+    with pytest.raises(UserError, match=re.escape(ENDED)):
+        result_of_fork(end_by_a_signal)
 
 
 @pytest.mark.slow
