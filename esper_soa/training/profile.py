@@ -94,8 +94,10 @@ class TimedFeed:
         self._feed = feed
         self._profile = profile
 
-    def __getattr__(self, name: str) -> Callable[..., object]:
+    def __getattr__(self, name: str) -> object:
         method = getattr(self._feed, name)
+        if not callable(method):
+            return method
 
         def timed(*args: object) -> object:
             begin = self._profile.clock()

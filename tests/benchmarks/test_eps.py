@@ -15,7 +15,7 @@ from benchmarks.baseline_text import Gate, Host, make_seed
 from benchmarks.eps import benchmark, paired, percentiles, settings_from
 from benchmarks.eps_config import EpsConfig, second_start
 from benchmarks.loops import Crops, PlainLoop, ready_images
-from benchmarks.records import keep, kept
+from benchmarks.records import keep, kept, place
 from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
@@ -118,11 +118,12 @@ def test_speeds_are_of_works_with_a_loop_beside_them_and_of_those_that_grow(reco
     (point,) = record["points"]
     alone = point | {"sides": {"engine": point["sides"]["engine"]}, "ratios": {}}
     grown = alone | {"work": point["work"] | {"policy": "grower"}}
-    _, _, first, second, _ = sections.speed(
+    _, _, first, second, *rest = sections.speed(
         [record | {"points": [one]} for one in (point, alone, grown)]
     )
-    assert first.startswith("| custom: N=2 B=4 T=8 V=8 K=2, seeds 1 conv_light | ")
-    assert second.startswith("| custom: N=2 B=4 T=8 V=8 seeds by grower | ")
+    assert first.startswith("| custom | 2 | 4 | 8 | 8 | 2 | 1 conv_light | ")
+    assert second.startswith("| custom | 2 | 4 | 8 | 8 | varies | by `grower` | ")
+    assert [line for line in rest if line] == [f"Measured: {place(record)}."]
     assert second.endswith(" |  |  |")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
+from esper_soa.env.env import Env
 from esper_soa.grown.build import SlotContents, grown_hosts
 from esper_soa.nets import sequences
 from esper_soa.nets.data import streams
@@ -34,6 +35,7 @@ from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
 from esper_soa.training.build import build_world
+from esper_soa.training.profile import PhaseProfile
 from esper_soa.vocabulary import SEQUENCE_BLUEPRINTS as CODES
 from esper_soa.vocabulary import Blend, Stage
 
@@ -285,6 +287,12 @@ def test_an_env_is_the_same_to_the_bit_in_any_company(optimizer: str, dropout: f
         found.append([*rows, report.loss[0], checked.loss[0]])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+def test_dropout_is_drawn_where_phases_are_timed() -> None:
+    env = Env(build_world(tiny_text(1, 0.3), CPU), PhaseProfile(CPU))
+    env.begin_(0, None)
+    assert env.observe_().view.state.signals.step.item() == 1
 
 
 def test_dropout_drops_the_share_it_is_told_to_and_keeps_the_mean() -> None:
