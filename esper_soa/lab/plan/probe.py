@@ -23,9 +23,10 @@ import torch
 
 from esper_soa.agent.rollout import write_
 from esper_soa.config.errors import RunMemoryError, UserError
+from esper_soa.config.nets import IMAGES
 from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.env import Observer
-from esper_soa.env.step import StepData
+from esper_soa.env.step import EnvRules, StepData
 from esper_soa.env.world import World
 from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
 from esper_soa.nets.data.datasets import count_samples
@@ -136,6 +137,14 @@ class ProbeProfile(Observer):
         return np.interp(range(self.num_played), steps, self.full_times[warm]).tolist()
 
 
+def cut_for(rules: EnvRules) -> Callable[[World, StepData], StepData]:
+    """`few_samples` where kernels train in memory of their own; where torch does, `one_batch`, as
+    the heap that env-steps work in grows with their number.
+    """
+    images = rules.nets.shape.slots[0].topology == IMAGES
+    return few_samples if images and rules.engine.chosen.name == "native" else one_batch
+
+
 def few_samples(world: World, data: StepData) -> StepData:
     """One optimiser step on batches of FEW_SAMPLES, and as many to validate on."""
     draw = data.training.draw
@@ -198,7 +207,7 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         (task,) = job.tasks.values()
         short = replace(cfg, rounds=min(2, cfg.rounds), control="none")
         job.cfg = job.checkpoints.cfg = task.cfg = task.output.cfg = short
-        cut = partial(few_samples, task.world)
+        cut = partial(cut_for(task.world.rules), task.world)
         job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device, cut)
         built = time.perf_counter()
         for _ in train_rounds(job):

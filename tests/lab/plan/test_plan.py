@@ -23,7 +23,7 @@ from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import DataConfig
-from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.config.settings import ComputeConfig, TrainConfig, settings_yaml
 from esper_soa.env.step import StepData
 from esper_soa.lab.plan import probe
 from esper_soa.lab.plan.plan import (
@@ -44,6 +44,7 @@ from esper_soa.lab.plan.probe import (
     SPREAD,
     ProbeProfile,
     count_memory,
+    cut_for,
     few_samples,
     numbers_of_envs,
     one_batch,
@@ -229,6 +230,12 @@ def test_env_steps_that_take_longer_one_by_one_are_told_from_those_around_them()
     assert len(played) <= 9
     assert pace.paces == pytest.approx([2.1, *(2.0 + 0.1 * step for step in range(1, 40))])
     assert ProbeProfile(0.0, 4, CPU, same_work).paces == []
+
+
+def test_memory_that_env_steps_leave_behind_is_that_of_whole_batches() -> None:
+    for engine, cut in (("torch", one_batch), ("native", few_samples)):
+        world = build_world(replace(few_images(4), compute=ComputeConfig(engine=engine)), CPU)
+        assert cut_for(world.rules) is cut
 
 
 def test_an_env_step_that_is_cut_takes_a_step_of_the_optimizer() -> None:

@@ -1,4 +1,4 @@
-"""Plans beside the runs that follow them: memory within MEMORY, pace within 30 %, for six settings
+"""Plans beside the runs that follow them: memory within a tenth, pace within 30 %, for six settings
 of all kinds.
 
 Pace is that of a machine which has nothing else to do: on a busy one, plan and run see different
@@ -30,11 +30,12 @@ SETTINGS = {
     "report=false",
     "two ranks": "+experiment=cifar_3seed envs=12 ranks=2",
 }
-# The part by which plan and run may differ.
+# The part by which plan and run may differ in memory, and bytes by which two runs do.
 MEMORY = dict.fromkeys(SETTINGS, 0.10)
-# Its updates work on hundreds of MiB, and holes in the heap between them take as much again in one
-# process and a fraction in another: two such runs differ by as much.
-MEMORY["many envs, learning"] = 0.50
+PROCESS = 20 * MIB
+# An update of this one has some 200 MiB at a time, and leaves holes in the heap: its process takes
+# from 710 to 1,030 MiB from one start to the next.
+MEMORY["many envs, learning"] = 0.45
 
 
 def ran(folder: Path, *overrides: str) -> tuple[int, float]:
@@ -74,5 +75,5 @@ def test_a_plan_comes_true(kind: str, tmp_path: Path) -> None:
         f"{kind}: memory {plan.run_memory / MIB:.0f} planned, {memory / MIB:.0f} MiB taken; "
         f"env-steps/s {plan.eps:.1f} planned, {eps:.1f} seen"
     )
-    assert plan.run_memory == pytest.approx(memory, rel=MEMORY[kind])
+    assert plan.run_memory == pytest.approx(memory, rel=MEMORY[kind], abs=PROCESS)
     assert plan.eps == pytest.approx(eps, rel=0.30)
