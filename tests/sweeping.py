@@ -81,5 +81,8 @@ def jobs_of(folder: Path, what: str = "status") -> dict[str, str]:
 
 
 def rounds_of(run: Path) -> list[int]:
-    """The rounds in metrics.jsonl."""
-    return [json.loads(line)["round"] for line in lines(run / "metrics.jsonl")]
+    """The rounds in metrics.jsonl that are written to their end."""
+    path = run / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    return [json.loads(line)["round"] for line in whole.splitlines()]
