@@ -2,7 +2,7 @@
 
     python -m benchmarks.eps                         the default work
     python -m benchmarks.eps +work=b envs=64         a named work (benchmarks/conf/work), changed
-    python -m benchmarks.eps -m '+work=a,b,c,d,e,f,g'  those of docs/numbers.md, one after the other
+    python -m benchmarks.eps -m '+work=a,b,c,d,f,g,t'  those of docs/numbers.md, one after the other
 
 The opponents are "baseline", a plain loop that does the same work, and "bare", a loop over the
 hosts alone; each uses the cores in the way that was quickest in its warm-up. The sides are timed in
