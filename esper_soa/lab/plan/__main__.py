@@ -1,6 +1,4 @@
-"""Starts the probe, see probe.py. What it imports is never searched for garbage, which would take a
-sixth of the probe's time: while it is imported, as in a run, at work, in forks and at the end.
-"""
+"""Starts probe.py. What it imports is never searched for garbage, a sixth of the probe's time."""
 
 import gc
 

@@ -51,7 +51,11 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
         counts_text = ", ".join(f"{count} {status}" for status, count in counts)
         console.print(f"{counts_text}{hint}; {where}", highlight=False, soft_wrap=True)
     if unfinished:
-        print("failed jobs:", *map(failure_words, unfinished), sep="\n  ", file=sys.stderr)
+        print("failed jobs:", file=sys.stderr)
+    for job in unfinished:
+        reason = job.message or ("has not come to its end" if job.status == BEGUN else job.status)
+        name = " ".join([f"#{job.number}", *job.overrides])
+        print(f"  {name}: {' '.join(reason.split())}", file=sys.stderr)
     return not unfinished and bool(jobs)
 
 
@@ -108,9 +112,3 @@ def table(rows: Sequence[dict]) -> Table:
         words = escape(" ".join(row["overrides"]))
         console_table.add_row(str(row["job"]), words, row["status"], *cells, duration_text)
     return console_table
-
-
-def failure_words(job: JobRecord) -> str:
-    """A job that is not done by number and overrides, and why."""
-    reason = job.message or ("has not come to its end" if job.status == BEGUN else job.status)
-    return f"{' '.join([f'#{job.number}', *job.overrides])}: {' '.join(reason.split())}"

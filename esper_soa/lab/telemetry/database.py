@@ -52,11 +52,13 @@ def open_database(
             database.execute(f"create view {table} as {_tables(parts_of, types)}")
     for name, lines in KNOWN["lines"].items():
         types = lines["columns"]
-        parts = {}
+        columns = ", ".join(f"{_text(column)}: {_text(kind)}" for column, kind in types.items())
+        options = f"format = 'newline_delimited', ignore_errors = true, columns = {{{columns}}}"
+        parts = {}  # all whole lines
         for run, folder in runs.items():
             path = folder / lines["file"]
             if path.is_file() and path.stat().st_size:
-                parts[run] = _json_lines(path, types)
+                parts[run] = f"read_json({_path(path)}, {options}) where round is not null"
         database.execute(f"create view {name} as {_together(parts, types)}")
     database.execute("create table settings (run varchar, name varchar, value varchar)")
     for run, folder in runs.items():
@@ -103,13 +105,6 @@ def _tables(files: Mapping[str, Sequence[Path]], types: Mapping[str, object]) ->
     lists = {run: ", ".join(map(_path, paths)) for run, paths in files.items() if paths}
     read = "read_parquet([{}], union_by_name = true)"
     return _together({run: read.format(paths) for run, paths in lists.items()}, types)
-
-
-def _json_lines(path: Path, types: Mapping[str, str]) -> str:
-    """All whole lines of a file of JSON."""
-    columns = ", ".join(f"{_text(name)}: {_text(kind)}" for name, kind in types.items())
-    options = f"format = 'newline_delimited', ignore_errors = true, columns = {{{columns}}}"
-    return f"read_json({_path(path)}, {options}) where round is not null"
 
 
 def _together(parts: Mapping[str, str], types: Mapping[str, object]) -> str:

@@ -82,18 +82,14 @@ def pack(facts: Facts, full: bool) -> Tensor:
         (facts.observed.measured.subset >= 0).sum(1, keepdim=True),
         *(torch.stack([read_field(facts) for read_field in part.values()], 1) for part in SLOT),
     ]
-    if full:
-        parts += _details(facts)
+    if full:  # choices with their masks, and the subsets that were validated
+        legal = head_masks(facts.observed.view.masks, facts.decision.action.op)
+        masks = torch.cat(list(legal.values()), 1)
+        unknown = torch.full_like(masks, torch.nan, dtype=torch.float32)
+        probabilities = facts.probabilities if facts.probabilities is not None else unknown
+        measured = facts.observed.measured
+        parts += [masks, probabilities, measured.subset, measured.accuracy]
     return torch.cat([part.flatten(1).to(STATE_FLOAT) for part in parts], 1)
-
-
-def _details(facts: Facts) -> list[Tensor]:
-    """What the level `full` adds: choices with their masks, and the subsets that were validated."""
-    legal = head_masks(facts.observed.view.masks, facts.decision.action.op)
-    masks = torch.cat(list(legal.values()), 1)
-    unknown = torch.full_like(masks, torch.nan, dtype=torch.float32)
-    probabilities = facts.probabilities if facts.probabilities is not None else unknown
-    return [masks, probabilities, facts.observed.measured.subset, facts.observed.measured.accuracy]
 
 
 def is_playing(numbers: np.ndarray) -> np.ndarray:
