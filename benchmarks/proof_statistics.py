@@ -6,6 +6,7 @@ data order. Needs no torch.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.intervals import improvement_interval, iqm_interval
@@ -58,7 +59,7 @@ class Comparison(NamedTuple):
 
 def seed_means(hosts: Sequence[Sequence[float]]) -> list[float]:
     """The mean over its hosts of every seed."""
-    return [sum(values) / len(values) for values in hosts]
+    return [fmean(values) for values in hosts]
 
 
 def levels(players: Mapping[str, Mapping]) -> list[Level]:
