@@ -147,7 +147,9 @@ def test_a_driver_is_told_where_there_is_one(tmp_path: Path) -> None:
     told.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan\nGCC 12.2")
     assert machine.driver_version(told) == "570.86.15"
     assert machine.package_version("no such package") is None
-    assert machine.package_version("torch") == torch.__version__
+    version = machine.package_version("torch")
+    assert version is not None
+    assert torch.__version__.startswith(version)  # builds for CUDA add theirs
 
 
 @pytest.mark.slow
