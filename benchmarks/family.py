@@ -46,7 +46,8 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.runtime.device import apply_threads, usable_cores
 from esper_soa.training.build import build_world, rule_player
-from esper_soa.training.collect import Player, Round, play_round, with_test
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.final_test import with_test
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 

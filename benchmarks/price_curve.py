@@ -45,8 +45,9 @@ from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.lab.compare.rank_tests import signed_rank
 from esper_soa.runtime.device import apply_threads, usable_cores
 from esper_soa.training.build import build_world
-from esper_soa.training.collect import Player, Round, play_round, with_test
+from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.controls import play_control
+from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress

@@ -30,8 +30,9 @@ from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.training.build import build_world
-from esper_soa.training.collect import Player, Round, play_round, with_test
+from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.controls import play_control
+from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress

@@ -16,11 +16,10 @@ from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.env.env import NO_OBSERVER, Env, Observer
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import EnvView, StepResult
-from esper_soa.env.topology import HostStates, Topology
+from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code, num_codes
-from esper_soa.nets.seeds.pools import SlotSeeds
-from esper_soa.state import STATE_FLOAT, Decision, View, select
+from esper_soa.state import Decision, View, select
 from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
 from esper_soa.training.metrics import (
     PROGRESS,
@@ -30,9 +29,6 @@ from esper_soa.training.metrics import (
     read_progress,
 )
 from esper_soa.training.progress import Progress
-from esper_soa.vocabulary import RUNNING_STAGES
-
-AT_ONCE = 256  # test samples of a pass, at least
 
 
 class Player(NamedTuple):
@@ -211,50 +207,3 @@ def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: T
         contribution_measured=attribution.measured,
         batch_size=[valid.shape[0]],
     )
-
-
-class TestScores(NamedTuple):
-    """How N hosts do on all test samples."""
-
-    accuracies: list[float]  # percent
-    losses: list[float]  # nats, mean over the targets
-
-
-def with_test(world: World, result: RoundResult) -> RoundResult:
-    """The result with the test scores of its hosts, whose weights `world` still holds."""
-    scores = measure_test(world, result.hosts)
-    return result._replace(test_accuracies=scores.accuracies, test_losses=scores.losses)
-
-
-def measure_test(world: World, hosts: HostStates) -> TestScores:
-    """Scores of N hosts, each with all its seeds on.
-
-    hosts: those of all envs of the run as they were last measured. The samples go through in passes
-    of as many as a validation pass has, so that an engine which keeps steps has one for both.
-    """
-    nets = world.rules.nets
-    engine = world.rules.engine
-    own = (world.reduction.own(part).to(world.device) for part in hosts[:4])
-    stage, blueprint, blend, alpha = own
-    running = torch.isin(stage, stage.new_tensor(RUNNING_STAGES))
-    none = torch.zeros_like(running)
-    visible = running & (alpha > 0)
-    over = none if world.rules.early_stop.enabled else None
-    seeds = SlotSeeds(running, stage, blueprint, blend, none, visible, none, none, none, over)
-    active = engine.claim_(nets, world.weights, seeds, world.seed_keys(0))
-    num_test = len(world.data.test_labels)
-    size = max(world.sizes.val_samples, AT_ONCE)
-    order = torch.full((-(-num_test // size) * size,), -1, device=world.device)
-    order[:num_test] = torch.arange(num_test, device=world.device)
-    correct = torch.zeros(len(stage), dtype=STATE_FLOAT, device=world.device)
-    loss = torch.zeros_like(correct)
-    targets = world.data.spec.num_targets
-    for part in order.split(size):
-        feed = world.data.test(part, world.dtype)
-        report = engine.validate(nets, world.weights, alpha, active, feed)
-        count = (part >= 0).sum() * targets
-        correct += (report.accuracy[:, 0] / 100 * count).round()
-        loss += report.loss * count
-    total = num_test * targets
-    every = world.reduction.gather([100.0 * correct / total, loss / total])
-    return TestScores(*(values.tolist() for values in every))

@@ -23,7 +23,8 @@ from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.callbacks import NO_RECORDER, Recorder
-from esper_soa.training.collect import Player, Round, play_round, with_test
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.totals import FinalHosts
 

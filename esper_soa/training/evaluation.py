@@ -25,8 +25,9 @@ from esper_soa.runtime.files import write_text
 from esper_soa.runtime.json_lines import finite_record
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.training.build import build_world, rule_player, world_facts
-from esper_soa.training.collect import Player, Round, play_round, with_test
+from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import as_text
+from esper_soa.training.final_test import with_test
 from esper_soa.training.progress import LOGGER, Progress, show
 from esper_soa.training.resume import SavedRun, SavedTask, read_run, restore_policy
 from esper_soa.training.run_folder import damaged_newer, find_checkpoint, write_versions

@@ -25,9 +25,10 @@ from esper_soa.runtime.ranks import Ranks
 from esper_soa.training import resume, run_folder
 from esper_soa.training.build import world_facts
 from esper_soa.training.callbacks import Callback, make_recorder
-from esper_soa.training.collect import Player, Round, with_test
+from esper_soa.training.collect import Player, Round
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
+from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.output import TaskOutput
 from esper_soa.training.progress import LOGGER, Progress

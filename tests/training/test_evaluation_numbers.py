@@ -28,13 +28,13 @@ from esper_soa.config.settings import (
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.training.build import build_world
-from esper_soa.training.collect import measure_test
 from esper_soa.training.evaluation import (
     Scores,
     build_agent,
     evaluation_settings,
     judge,
 )
+from esper_soa.training.final_test import measure_test
 from esper_soa.training.resume import SavedRun, read_run
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.statistics import mean_interval

@@ -9,9 +9,9 @@ from tiny_world import CPU, random_round, tiny_settings
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.nets import DataConfig
 from esper_soa.state import STATE_FLOAT
-from esper_soa.training import collect
+from esper_soa.training import final_test
 from esper_soa.training.build import build_world
-from esper_soa.training.collect import measure_test
+from esper_soa.training.final_test import measure_test
 
 
 @pytest.mark.parametrize("early_stop", [EarlyStopConfig(), EarlyStopConfig(2, min_steps=4)])
@@ -19,7 +19,7 @@ from esper_soa.training.collect import measure_test
 def test_hosts_are_measured_as_they_were_at_the_last_env_step(
     early_stop: EarlyStopConfig, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "AT_ONCE", at_once)
+    monkeypatch.setattr(final_test, "AT_ONCE", at_once)
     cfg = replace(tiny_settings(12, 3, 30), val_samples=9, early_stop=early_stop)
     data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=11)
     world = build_world(replace(cfg, data=data), CPU)

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -273,14 +272,8 @@ class KeptProfile(ProbeProfile):
 
     newest: ProbeProfile
 
-    def __init__(
-        self,
-        seconds: float,
-        num_steps: int,
-        device: torch.device,
-        cut: Callable[[StepData], StepData],
-    ) -> None:
-        super().__init__(seconds, num_steps, device, cut)
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
         KeptProfile.newest = self
 
 

@@ -236,7 +236,7 @@ def gate_of(work, shape):
 
 @triton.jit
 def blend(work, head, flags, alpha, features, shape):
-    """host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)), as seeds/blend.py."""
+    """host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)), as seeds/seeds.py."""
     channel = tl.arange(0, shape.lanes)
     factor = alpha
     if flags & seed.GATED:
