@@ -85,9 +85,6 @@ def _native_obstacle(trial: Trial) -> str:
 
 def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
-    if nets.task.differing:
-        differing = ", ".join(nets.task.differing)
-        return f"the kernels have one rule of updates for all envs ({differing})"
     support = _gpu()
     reason: str = _kernel_obstacle(trial) or support.unavailable_reason(trial.device)
     if reason:

@@ -317,12 +317,40 @@ def test_what_an_engine_keeps_must_find_room_beside_the_rest_of_the_run() -> Non
     assert re.match(told, ENGINES["triton"].obstacle(tight))
 
 
-def test_envs_with_rules_of_updates_of_their_own_are_left_to_other_engines() -> None:
-    cfg = replace(tiny_settings(3, 3, 4), compute=ComputeConfig(workers=1))
-    assert ENGINES["triton"].obstacle(trial_of(cfg, DEVICE)) == ""
-    own = replace(cfg, task=replace(cfg.task, host_lr="[0.1,0.2]"))
-    told = "the kernels have one rule of updates for all envs (task.host_lr)"
-    assert ENGINES["triton"].obstacle(trial_of(own, DEVICE)) == told
+RULES = {
+    "host_lr": (0.3, 0.1),
+    "seed_lr": (0.02, 0.2),
+    "momentum": (0.5, 0.9),
+    "weight_decay": (0.1, 0.0),
+    "max_grad_norm": (0.01, 0.0),
+}
+
+
+def test_an_env_with_its_own_rule_of_updates_is_the_env_of_a_run_with_it() -> None:
+    seeds = some_seeds(2, 1, 4, running=1.0)
+    lists = {name: str(list(values)) for name, values in RULES.items()}
+    mixed = trained_by_rule(lists, seeds, True)
+    for env in range(2):
+        own = {name: values[env] for name, values in RULES.items()}
+        for name, rows in trained_by_rule(own, seeds, True).items():
+            assert torch.equal(mixed[name][env], rows[env]), (name, env)
+    for name, rows in trained_by_rule(lists, seeds, False).items():
+        assert torch.allclose(mixed[name], rows, rtol=ROUNDING, atol=ROUNDING), name
+
+
+def trained_by_rule(
+    settings: dict[str, object], seeds: ActiveSeeds, triton: bool
+) -> dict[str, Tensor]:
+    """Weights and losses of 2 envs after an env-step, by the GPU's engine or by torch."""
+    world = build(2, 2, SLOTS[:1], replace(SMALL_TASK, **settings))
+    work = world.work(0)
+    nets = world.rules.nets
+    engine = GpuEngine() if triton else world.rules.engine
+    alpha = 0.7 * torch.from_numpy(seeds.visible).to(DEVICE).double()
+    claimed = engine.claim_(nets, world.weights, seeds.resident(DEVICE), work.seed_keys)
+    given = work.training, work.num_batches, work.rules
+    report = engine.train_(nets, world.weights, alpha, claimed, *given)
+    return {"loss": report.loss} | dict(world.weights.clone().flatten_keys(".").items())
 
 
 def test_a_run_that_keeps_more_than_the_machine_has_is_refused_before_it_begins() -> None:

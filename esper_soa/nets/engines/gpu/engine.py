@@ -23,6 +23,7 @@ from esper_soa.nets.engines.gpu.slots import num_programs
 from esper_soa.nets.engines.gpu.step import Plans, crops_record, pass_inputs, plans_of
 from esper_soa.nets.engines.gpu.support import MAX_BATCH_IMAGES
 from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
+from esper_soa.nets.engines.gpu.update import rule_numbers
 from esper_soa.nets.engines.gpu.validation import MemorySizes, ValidationStep, ValidationSums
 from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.graphs import StepCache, captured_call
@@ -99,10 +100,9 @@ class GpuEngine:
         envs = torch.arange(num_nets, device=device)
         crops = crops_of(feed)(envs, 0, num_batches)
         images = crops.first.shape[1]
-        rules = rules or rules_of(nets.task)
         inputs = pass_inputs(crops, active_seeds.training, alpha)
         sums = TrainSums(
-            torch.stack([torch.full((), float(rule.lr), device=device) for rule in rules]),
+            rule_numbers(rules or rules_of(nets.task), num_nets, device),
             torch.zeros(num_nets, device=device),
             torch.zeros(num_nets, dtype=torch.int64, device=device),
             dict(unmeasured_statistics(alpha.shape, device).items()),

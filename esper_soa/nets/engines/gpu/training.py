@@ -21,9 +21,9 @@ from esper_soa.nets.engines.gpu.step import PassStep, Plans, cut_, head_outputs
 
 
 class TrainSums(NamedTuple):
-    """The learning rates of an env-step, and what it gives; memory of its own."""
+    """How rows move in an env-step, and what it gives; memory of its own."""
 
-    rates: Tensor  # float32 [2], of hosts and seeds
+    rules: Tensor  # float32 [N, 2, 4], see update.rule_numbers
     loss: Tensor  # float32 [N], sum over batches
     correct: Tensor  # int64 [N]
     gradients: dict[str, Tensor]  # [N, S]
@@ -70,8 +70,7 @@ class TrainStep(PassStep):
         if variant == 1:
             measures = update.measures_of(self.sums.gradients, self.nets.shape)
             update.measure_(memory.pools, self.plans.tensors, slot_flags, measures)
-        rules = update.rules_of(self.nets.task, self.sums.rates)
-        update.step_(memory.pools, slot_flags, rules, counter)
+        update.step_(memory.pools, slot_flags, self.sums.rules, counter)
 
     def _forward_(self, memory: TrainMemory) -> Tensor:
         """Features behind the last block."""

@@ -13,18 +13,16 @@ import triton
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.config.nets import TaskConfig
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.engines.gpu.kernels import update
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, rows
-from esper_soa.nets.engines.gpu.kernels.update import KernelRules, Measures, Pool
+from esper_soa.nets.engines.gpu.kernels.update import Measures, Pool
 from esper_soa.nets.engines.gpu.slots import SlotTable
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
-from esper_soa.nets.sgd import CLIP_EPS
-from esper_soa.nets.sgd import rules_of as update_rules
+from esper_soa.nets.sgd import CLIP_EPS, Rules
 from esper_soa.state import STATE_FLOAT
 
 TILE = 512  # columns that a program moves
@@ -75,11 +73,14 @@ def pools_of(
     return tuple(pools)
 
 
-def rules_of(task: TaskConfig, rates: Tensor) -> KernelRules:
-    """Rules of all rows; rates: float32 [2] on the device."""
-    rule, _ = update_rules(task)
-    numbers = rule.max_norm, CLIP_EPS, rule.momentum, rule.weight_decay
-    return KernelRules(rates, *constants(*map(float, numbers)))
+def rule_numbers(rules: Rules, num_nets: int, device: torch.device) -> Tensor:
+    """Float32 [N, 2, NUMBERS]: the rules of every env, as step_ takes them."""
+    result = torch.empty(num_nets, 2, update.NUMBERS.value, device=device)
+    for place, rule in enumerate(rules):
+        numbers = rule.max_norm, rule.lr, rule.momentum, rule.weight_decay
+        for number, value in enumerate(numbers):
+            result[:, place, number] = value[:, 0] if isinstance(value, Tensor) else value
+    return result
 
 
 def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
@@ -99,11 +100,10 @@ def sum_(
     )
 
 
-def step_(pools: tuple[Pool, ...], slot_flags: Tensor, rules: KernelRules, counter: Tensor) -> None:
-    """One step of SGD of all rows that learn; counts the batch."""
-    update.step_kernel[_grid(pools)](
-        pools, slot_flags, rules, counter, num_pools=len(pools), tile=TILE, **EXACT
-    )
+def step_(pools: tuple[Pool, ...], slot_flags: Tensor, rules: Tensor, counter: Tensor) -> None:
+    """One step of SGD of all rows that learn, by rule_numbers; counts the batch."""
+    sizes = {"eps": CLIP_EPS, "num_pools": len(pools), "tile": TILE}
+    update.step_kernel[_grid(pools)](pools, slot_flags, rules, counter, **sizes, **EXACT)
 
 
 def measure_(

@@ -27,20 +27,18 @@ class Pool(NamedTuple):
     width: tl.constexpr
     splits: tl.constexpr
     slot: tl.constexpr  # -1: of the hosts
-    rate: tl.constexpr  # place of their learning rate
+    rule: tl.constexpr  # place of their rule in those of an env
     num_slots: tl.constexpr
     parts: tl.constexpr
     gate_at: tl.constexpr
 
 
-class KernelRules(NamedTuple):
-    """How rows move; see sgd.UpdateRule."""
-
-    rates: Tensor  # float32 [2], of hosts and of seeds
-    max_norm: tl.constexpr  # 0 for no limit
-    eps: tl.constexpr
-    momentum: tl.constexpr
-    decay: tl.constexpr  # of hosts
+# Places of the numbers of a rule.
+MAX_NORM = tl.constexpr(0)  # 0 for no limit
+RATE = tl.constexpr(1)
+MOMENTUM = tl.constexpr(2)
+DECAY = tl.constexpr(3)
+NUMBERS = tl.constexpr(4)
 
 
 @triton.jit
@@ -109,35 +107,43 @@ def row_norm(pool, env, num_tiles, tile: tl.constexpr):
 
 
 @triton.jit
-def step_kernel(pools, words, rules, counter, num_pools: tl.constexpr, tile: tl.constexpr):
-    """Clip rows to their norms, SGD with momentum; count the batch. Grid (n, tiles, pools)."""
+def step_kernel(
+    pools, words, rules, counter, eps: tl.constexpr, num_pools: tl.constexpr, tile: tl.constexpr
+):
+    """Clip rows to their norms, SGD with momentum; count the batch. Grid (n, tiles, pools).
+
+    rules: float32 [n, 2, NUMBERS], how the host of an env moves and how its seeds do, see
+    sgd.UpdateRule; eps: what stands beside a norm.
+    """
     env = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     for index in tl.static_range(num_pools):
         if tl.program_id(2) == index:
-            step_tile(pools[index], words, rules, env, part, tile)
+            step_tile(pools[index], words, rules, env, part, eps, tile)
     if (env == 0) & (part == 0) & (tl.program_id(2) == 0):
         tl.store(counter, tl.load(counter) + 1)
 
 
 @triton.jit
-def step_tile(pool, words, rules, env, part, tile: tl.constexpr):
+def step_tile(pool, words, rules, env, part, eps: tl.constexpr, tile: tl.constexpr):
     """One tile of one row."""
+    rule = rules + (env * 2 + pool.rule) * NUMBERS
     column = part * tile + tl.arange(0, tile)
     mask = learning(pool, words, env, column)
     gradient = tl.load(pool.gradient + env * pool.width + column, mask=mask, other=0.0)
-    if rules.max_norm > 0:
+    max_norm = tl.load(rule + MAX_NORM)
+    if max_norm > 0:
         norm = row_norm(pool, env, tl.num_programs(1), tile).to(tl.float32)
-        factor = rules.max_norm / (norm + rules.eps)
+        factor = max_norm / (norm + eps)
         gradient *= tl.where(factor > 1.0, 1.0, factor)
     place = start_of(pool.params, env) + column
     params = tl.load(place, mask=mask, other=0.0)
     if pool.slot < 0:
-        gradient += rules.decay * params
+        gradient += tl.load(rule + DECAY) * params
     moving = start_of(pool.momentum, env) + column
-    momentum = rules.momentum * tl.load(moving, mask=mask, other=0.0) + gradient
+    momentum = tl.load(rule + MOMENTUM) * tl.load(moving, mask=mask, other=0.0) + gradient
     tl.store(moving, momentum, mask=mask)
-    tl.store(place, params - momentum * tl.load(rules.rates + pool.rate), mask=mask)
+    tl.store(place, params - momentum * tl.load(rule + RATE), mask=mask)
 
 
 class Measures(NamedTuple):
