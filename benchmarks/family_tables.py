@@ -60,7 +60,7 @@ def _players(scores: Mapping) -> list[str]:
             cells += [f"{less.mean:+.2f} [{less.low:+.2f}, {less.high:+.2f}]"]
             cells += [f"{won} of {len(own)}", f"{p:.4f}"]
         rows.append(tuple(cells))
-    heads = "policy | test accuracy - rent | less the best single schedule | random seeds won | p"
+    heads = "policy | test accuracy - rent | minus the best single schedule | random seeds won | p"
     return markdown(heads, rows)
 
 

@@ -171,7 +171,7 @@ def main_lines(record: Mapping) -> list[str]:
             f"**{data['name']}** ({parts_words(data)}), `{record['command']}`:",
             "",
             *markdown(heads, rows),
-            f"Grown less without growth, over {sum(map(len, sides[0]))} hosts "
+            f"Grown minus without growth, over {sum(map(len, sides[0]))} hosts "
             f"{bounds(found.over_hosts, '+.2f')}, over {len(runs)} random seeds "
             f"{bounds(found.over_seeds, '+.2f')} points; ahead with {found.ahead} of {len(runs)}. "
             f"The longest run took {max(run['seconds'] for run in runs):.0f} s, start and "

@@ -184,7 +184,7 @@ def test_the_main_run_has_a_row_per_seed_and_says_what_all_come_to(tmp_path: Pat
     lines = section(tmp_path, main_record())
     assert "| 101 | 72.00 | 70.00 | +2.00 | 10,000 / 6,418 | 91 |" in lines
     assert "| 102 | 70.00 | 70.00 | +0.00 | 10,000 / 6,418 | 85 |" in lines
-    said = next(line for line in lines if line.startswith("Grown less"))
+    said = next(line for line in lines if line.startswith("Grown minus"))
     assert (
         "over 4 hosts +1.00 [-1.60, +3.60], over 2 random seeds +1.00 [-11.71, +13.71] points"
         in said
