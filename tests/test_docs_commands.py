@@ -58,7 +58,6 @@ SHORTER = [
     (r"\bseed=1,2,3[,\d]*", "seed=1,2"),
     (r"\bseeds=10", "seeds=4"),
     (r"\b(envs|rounds|steps|batch_size|train_samples|val_samples)=\d+ ?", ""),
-    (r"policy\.network\.\w+=\d+ ?", ""),
     (r"\brun_dir=runs/\w+", "run_dir=there"),
     (r"runs/cifar_3seed/20\S+", "{run}"),
     (r"runs/cifar_3seed/sweep_20\S+", "{sweep}"),
