@@ -255,7 +255,7 @@ class RewardConfig(Settings, path="reward."):
     basic_fossilize_noncontributing_penalty: float = signed(-0.2)  # of a seed that is not proven
     # basic, sparse and minimal
     param_budget: int = number(500_000, 1, COUNT)  # parameters that cost param_penalty_weight
-    param_penalty_weight: EnvNumber = env_weight(0.1)  # of the parameters over the budget
+    param_penalty_weight: EnvNumber = env_weight(0.1)  # price of that many parameters
     sparse_reward_scale: float = signed(1.0)  # of a final score in [-1, 1]
     # drip: what fossils of basic and basic_plus are paid later
     drip_fraction: float = number(0.0, 0, 1)  # of the bonus; in basic_plus 0 becomes 0.7

@@ -37,7 +37,7 @@ def choose_compilation(
 ) -> Compilation:
     """What compute.compile (auto, on, off) means for a run on `device`.
 
-    env_steps: of all envs together, rounds times env-steps per episode.
+    env_steps: of each env, rounds times env-steps per episode.
     """
     saving = env_steps * (CALL_SECONDS + ENV_SECONDS * envs)
     if setting != "auto":

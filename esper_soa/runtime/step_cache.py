@@ -34,7 +34,7 @@ MANIFEST = "sha256.json"
 REFUSED = "refused"  # the entry of a manifest that says why there are no libraries
 FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
 KEPT_KEYS = 32  # of about a megabyte each; those that were used longest ago go
-BACKGROUND_STEPS = 64  # env-steps of the shortest run that has kernels compiled beside it
+BACKGROUND_STEPS = 64  # of each env, in the shortest run that has kernels compiled beside it
 
 
 def step_folder() -> Path:
