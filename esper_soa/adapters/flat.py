@@ -91,6 +91,7 @@ class FlatEnvs:
             where = terminated[:, None]
             ended = zip(before, observation_row, strict=True)
             last = FlatObservation(*(torch.where(where, old, new) for old, new in ended))
+        terminated = terminated | self.sim.env.terminated
         if go_on and over:
             initial, fresh = self.sim.reset()
             observation_row = self._show(initial, fresh.masks)

@@ -184,6 +184,9 @@ class RewardConfig(Settings, path="reward."):
     # number; [] = none.
     split: list[str] = choices((), REWARD_MODES, repeated=True, own=REWARD, least=0)
     scored_slots: str = choice("all", ("all", "target"))  # live ones, or the reference's rule
+    # What follows the last env-step of an episode for a learner: nothing, or its own estimate.
+    # auto: nothing in the mode net, which pays for the whole episode there.
+    episode_end: str = choice("auto", ("auto", "terminated", "truncated"))
     # attribution
     contribution_weight: float = weight(1.0)  # reward per point of contribution
     proxy_confidence_factor: float = number(0.3, 0, 1)  # of it, if only improvement is known

@@ -10,6 +10,7 @@
 import torch
 from torch import Tensor
 
+from esper_soa.env.early_stop import Cause
 from esper_soa.env.step import EnvView, StepData, StepResult, initial_state, look, measure_
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
@@ -69,6 +70,15 @@ class Env:
         """bool [N]: envs whose episode has ended, early or with its last env-step."""
         ended = self.state.ending.over
         return torch.ones_like(ended) if self.over else ended
+
+    @property
+    def terminated(self) -> Tensor:
+        """bool [N]: envs whose episode has ended as planned, where the reward says that nothing
+        follows such an end (RewardConfig.episode_end).
+        """
+        ending = self.state.ending
+        planned = ~ending.over | (ending.cause == Cause.LENGTH)
+        return self.truncated & planned & self.world.rules.reward.ends_terminate
 
     def reset(self, number: int = 0, topology: Topology | None = None) -> EnvView:
         """Begin round `number` with fresh hosts, and play its first env-step up to the decision.

@@ -7,6 +7,7 @@ and improvements are percent points. N envs, S slots, D drip pools (one per slot
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import torch
 from tensordict import TensorClass
 from torch import Tensor
 
@@ -26,6 +27,17 @@ class RewardSettings(NamedTuple):
     own: "UserReward | None" = None  # that of a user's, where config.mode names one
     # Where envs are paid by several modes; config.mode is then none of them.
     split: "RewardSplit | None" = None
+
+    @property
+    def ends_terminate(self) -> bool | Tensor:
+        """Whether nothing follows the planned end of an episode, see RewardConfig.episode_end; bool
+        [N] where modes of the envs differ.
+        """
+        if self.split is not None:
+            own = torch.tensor([bool(one.ends_terminate) for one in self.split.settings])
+            return own.to(self.split.place.device)[self.split.place]
+        end = self.config.episode_end
+        return self.config.mode == "net" if end == "auto" else end == "terminated"
 
     @property
     def user_name(self) -> str:

@@ -96,7 +96,7 @@ class EpisodeRunner:
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
-            row = _row(observed, decision, result, env.truncated)
+            row = _row(observed, decision, result, env.truncated & ~env.terminated)
             if ended is not None:
                 row = select(ended, self.rollout.rows[step], row)
             write_(self.rollout, step, row)
