@@ -20,6 +20,8 @@ SIZES: Sizes = {
     "train_samples": 8,
     "val_samples": 20,
     "slots": "[r0c0,r0c1]",
+    # As with rewards of every env-step: in the experiment's own mode nothing follows an end.
+    "reward.episode_end": "truncated",
 }
 
 

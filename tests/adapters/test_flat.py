@@ -93,6 +93,21 @@ def test_a_breakdown_at_the_end_of_the_episode_is_a_breakdown() -> None:
     assert turn.info.round == 1
 
 
+def test_an_episode_that_is_paid_for_at_its_end_terminates_there_and_not_where_it_is_cut() -> None:
+    envs = envs_of(**{"reward.episode_end": "auto"})
+    envs.reset()
+    ends = [envs.step(WAIT) for _ in range(STEPS)]
+    assert [turn.terminated.tolist() for turn in ends] == [[False] * ENVS] * (STEPS - 1) + [
+        [True] * ENVS
+    ]
+    assert not any(turn.truncated.any() for turn in ends)
+    assert ends[-1].over
+    alone = envs_of(**PLATEAU | {"envs": 1, "reward.episode_end": "auto"})
+    alone.reset()
+    cut = [alone.step(WAIT[:1]) for _ in range(3)][-1]
+    assert (cut.over, bool(cut.terminated), bool(cut.truncated)) == (True, False, True)
+
+
 def test_an_env_on_its_own_is_truncated_where_its_episode_ends_early_and_begins_anew() -> None:
     envs = envs_of(**PLATEAU | {"envs": 1})
     ends = []

@@ -247,6 +247,31 @@ def test_an_env_that_a_rollback_has_ended_is_terminated_once() -> None:
 # --- what a learner is given
 
 
+@pytest.mark.parametrize("end", ["auto", "terminated", "truncated"])
+def test_what_follows_an_episode_counts_where_its_reward_does_not_pay_for_all_of_it(
+    end: str,
+) -> None:
+    """Envs are paid by shaped and net in turn; the first two episodes have a length of their own."""
+    cfg = stopping(4, patience=0, length="[3,3,0,0]")
+    reward = replace(cfg.reward, split=["shaped", "net"], episode_end=end)
+    rollout = played_out(replace(cfg, reward=reward)).finish()[1]
+    assert rollout is not None
+    rows = rollout.rows
+    last = torch.zeros_like(rows.valid)
+    last[[2, 2, STEPS - 1, STEPS - 1], range(4)] = True
+    continues = {"auto": [True, False] * 2, "terminated": [False] * 4, "truncated": [True] * 4}
+    assert torch.equal(rows.truncated, last & torch.tensor(continues[end]) & ~rows.terminal)
+
+
+def test_an_end_that_was_not_planned_is_cut_off_whatever_the_reward() -> None:
+    cfg = stopping(8, patience=6)
+    rollout = played_out(replace(cfg, reward=replace(cfg.reward, mode="net"))).finish()[1]
+    assert rollout is not None
+    truncated = rollout.rows.truncated
+    assert truncated[:-1].any()
+    assert not truncated[-1].any()
+
+
 def test_rows_behind_an_early_end_do_not_count_and_the_last_one_is_cut_off() -> None:
     cfg = stopping(8, patience=6)
     cfg = replace(
