@@ -37,7 +37,7 @@ from esper_soa.state import STATE_FLOAT, Decision, Totals, View, initial
 from esper_soa.training.build import build_rules
 from esper_soa.vocabulary import Op
 
-ENVS = 48
+ENVS = 600
 # Switches, and weights that are other than the defaults in all modes.
 SWITCHES = {
     "target": {"scored_slots": "target"},
@@ -86,7 +86,7 @@ def rewards() -> Iterator[tuple[str, RewardConfig]]:
 def paid(cfg: RewardConfig) -> float:
     """All terms, and the readings behind them, of generated env-steps, as one number."""
     inputs = sample_inputs(ENVS, 3, 40, CPU)
-    # every second env has large numbers, beyond what terms are limited to; every third is at its end
+    # every second env has numbers beyond the limits of terms; every third is at its end
     large = torch.where(torch.arange(ENVS) % 2 == 0, 8.0, 1.0)
     for name in ("total", "loss_delta", "accuracy_delta"):
         inputs = inputs.replace(**{name: inputs.get(name) * large})
