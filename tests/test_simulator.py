@@ -158,6 +158,7 @@ ILLEGAL = [
         "slot 2 for op germinate is not legal; legal are 0, 1",
     ),
     ({"op": Op.GERMINATE, "blueprint": 3, "tempo": 100}, "tempo 100"),
+    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2, "tempo": 100}, "slot 2"),  # the first head's
     ({"op": Op.FOSSILIZE}, "op fossilize is not legal; legal are wait, germinate"),
     ({"op": 6}, "op 6 is not legal"),
     ({"op": -1}, "op -1 is not legal"),
@@ -206,6 +207,8 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
         ({"op": [True, False, True]}, "op must be integers"),
         ({"op": [0, 1]}, "one for each of 3 envs"),
         ({"op": ["wait", "wait"]}, "one for each of 3 envs"),
+        ({"op": torch.zeros(0).long()}, r"the op head takes .* 3 envs, not torch.Size\(\[0\]\)"),
+        ({"slot": [[0], [1], [0]]}, r"the slot head takes .*, not torch.Size\(\[3, 1\]\)"),
         ({"op": "germinat"}, "op='germinat': must be one of wait, germinate, set_alpha_target, "),
         ({"slot": ["r0c1", "r9c9", 0]}, "slot='r9c9': must be one of r0c0, r0c1$"),
         ({"blueprint": "lora"}, "blueprint='lora': must be one of conv_light, attention"),

@@ -258,6 +258,55 @@ def test_a_bad_value_is_one_message_with_setting_value_and_remedy(
     assert [part for part in told if part not in message] == []
 
 
+# Settings that do not go together, one line each, with the whole message.
+REFUSED = (Path(__file__).parent / "refused.txt").read_text(encoding="utf-8").splitlines()
+# The same, just on the other side.
+ACCEPTED = """
+task.transformer.heads=4
+task.num_pools=3
+task.optimizer=sgd task.momentum='[0.5,0.9]'
+task.host=transformer task.transformer.width=6 task.blueprints=[norm,lora]
+task.host=transformer task.transformer.width=8 task.blueprints=[norm,flex_attention]
+task.blueprints=[a:mine,b:other]
+data.split=true data.share=1
+data.root=mine data.label_noise=0.5
+data.name=given data.validation_images=0
+data.root=mine.NPZ data.mean=[0.5] data.std=[0.5] data.layout=nchw
+data.name=npz data.root=mine data.mean=[0.5,0.5,0.5] data.std=[1,1,1] data.resize=pad
+lifecycle.detached_stages=[blending,training]
+attribution.shapley_samples=12
+reward.split=[basic,basic_plus] reward.drip_fraction=0.5
+reward.mode=basic reward.drip_fraction=0.5
+task.host=a:mine slots=[x] control=static_final
+early_stop.rollbacks=1
+envs=3 reward.split=[net,loss,shaped]
+ranks=8 restarts=1
+ranks=2 device=cuda
+profile=phases telemetry.console=envs device=cuda:1
+batch_size=64 accumulate=2 train_samples=128
+telemetry.level=full telemetry.console=envs
+slots=[r0c0,r0c1] policy.ppo.probability_floor.slot=0.5
+policy.schedule.blueprint=lora
+task.host_lr='[0.1]'
+task.host_lr='uniform(0.1,1000)'
+gates.min_blending_steps='[1,2]'
+policy.network.features=16
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_settings_that_do_not_go_together_are_one_message(line: str) -> None:
+    overrides, message = line.split(" -> ")
+    with pytest.raises(UserError) as raised:
+        settings(*overrides.split(" "))
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("overrides", ACCEPTED)
+def test_settings_that_just_go_together_are_taken(overrides: str) -> None:
+    settings(*overrides.split(" "))
+
+
 @pytest.mark.parametrize(
     ("policy", "setting"),
     [("schedule", "policy.schedule.blueprint=norm"), ("heuristic", "blueprint_rotation")],

@@ -2,10 +2,12 @@
 whoever changes one has to change it here too.
 """
 
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, fields, is_dataclass
 
 import pytest
 import yaml
+from recorded_numbers import assert_recorded_text
 
 from esper_soa.config.agent import HeuristicConfig, NetworkConfig, PPOConfig
 from esper_soa.config.env import (
@@ -19,7 +21,8 @@ from esper_soa.config.env import (
     SignalsConfig,
 )
 from esper_soa.config.errors import SettingError
-from esper_soa.config.settings import flat_settings
+from esper_soa.config.ranges import RULE, Settings
+from esper_soa.config.settings import EvaluateConfig, TrainConfig, flat_settings
 
 # The reference's, but for governor.enabled, snapshot_steps, slot_features, and the epochs of PPO:
 # the reference passes over a round once; here four times, with the same bound on the KL.
@@ -91,6 +94,22 @@ def test_the_defaults_are_the_references() -> None:
         found = flat_settings(asdict(PARTS[name]()))
         assert found | flat_settings(listed) == found, name
     assert (PBRS_GAMMA, GUARD_WINDOW, MAX_STABLE_WINDOW) == (0.995, 20, 10)
+
+
+def lines_of(settings: Settings) -> Iterator[str]:
+    """By dotted name, the default of every setting and what is allowed."""
+    for item in fields(settings):
+        value = vars(settings)[item.name]
+        if is_dataclass(value):
+            yield from lines_of(value)
+        else:
+            rule = item.metadata.get(RULE)
+            yield f"{settings.path}{item.name} = {value!r}: {rule or type(value).__name__}"
+
+
+def test_defaults_and_ranges_of_all_settings_are_those_recorded() -> None:
+    for settings in (TrainConfig(), EvaluateConfig(checkpoint="runs")):
+        assert_recorded_text(type(settings).__name__, "\n".join(lines_of(settings)))
 
 
 def test_basic_plus_pays_seven_tenths_as_drip_unless_told_otherwise() -> None:

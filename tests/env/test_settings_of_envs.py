@@ -243,6 +243,14 @@ def test_net_takes_at_the_end_what_final_tables_call_rent() -> None:
     assert dear == pytest.approx([w * one for w, one in zip((0.5, 2, 5), growth, strict=True)])
 
 
+def test_final_tables_price_the_training_of_episodes_as_long_as_all_envs_have_them() -> None:
+    prices = {"reward.rent_weight": 0, "reward.flop_weight": 1, "early_stop.length": 4}
+    world = build_world(changed(images("net"), prices), CPU)
+    host = world.flop.host * world.sizes.train_samples
+    hosts = [float(world.rules.reward.counts.host)] * 2
+    assert world.final_rents(hosts, [4 * host, 8 * host], {}) == pytest.approx([0, math.log(2)])
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [

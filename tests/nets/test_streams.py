@@ -6,6 +6,7 @@ import itertools
 
 import torch
 
+from esper_soa.nets.data import streams
 from esper_soa.nets.data.streams import (
     AUGMENTATION,
     DATA_ORDER,
@@ -40,6 +41,13 @@ def test_first_output_of_splitmix64_with_seed_0_is_the_published_one() -> None:
 def test_keys_of_some_envs_equal_the_same_envs_among_all() -> None:
     whole = stream_keys(5, AUGMENTATION, (2,), ENVS)
     assert torch.equal(stream_keys(5, AUGMENTATION, (2,), ENVS[4:]), whole[4:])
+
+
+def test_every_purpose_has_a_number_of_its_own() -> None:
+    purposes = {name: number for name, number in vars(streams).items() if name.isupper()}
+    own = {name: number for name, number in purposes.items() if not name.startswith("_")}
+    assert sorted(own.values()) == list(range(1, 1 + len(own)))
+    assert list(own.values()) == sorted(own.values())
 
 
 def test_seed_purpose_round_and_env_each_change_the_keys() -> None:

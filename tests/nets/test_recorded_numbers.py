@@ -1,0 +1,94 @@
+"""What data sets are, what envs draw of them, and what networks are made of, as it was recorded."""
+
+from collections.abc import Iterator
+
+import torch
+from recorded_numbers import assert_recorded, assert_recorded_text, fingerprints
+from tiny_world import CPU
+from torch import Tensor
+
+from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
+from esper_soa.nets.data import datasets, orders, streams
+from esper_soa.nets.data.batches import BatchSource, Draw, LabelNoise
+from esper_soa.nets.model.blueprints import BLUEPRINTS, SEQUENCE_BLUEPRINTS
+from esper_soa.nets.model.flops import TrainingFlop, training_flop
+from esper_soa.nets.model.host import activation_elements, host_shape, initial_hosts
+from esper_soa.nets.seeds.pools import parameter_table
+from esper_soa.state import ParameterCounts
+
+ENVS = torch.arange(3)
+SETS = {
+    "fashion32": DataConfig("fashion32", validation_images=40),
+    "synthetic": DataConfig("synthetic", synthetic_train=60, synthetic_test=20),
+    "text": DataConfig("text", context=8),
+}
+CHAIN = TaskConfig(base_channels=4, num_blocks=3, num_pools=2)
+SIZES = TransformerConfig(width=16, layers=2, heads=2, context=8, segments=2, dropout=0.1)
+HOSTS = {"chain": CHAIN, "transformer": TaskConfig(host="transformer", transformer=SIZES)}
+
+
+def test_data_sets_are_those_recorded() -> None:
+    lines = [
+        f"CIFAR-10: {datasets.CIFAR10_IMAGES}, {datasets.CIFAR10_MEAN}, {datasets.CIFAR10_STD}"
+    ]
+    for name, cfg in SETS.items():
+        found = datasets.load_samples(cfg, CPU)
+        facts = found.facts() | {"input": found.input_spec(), "spec": found.spec._replace(cuts=())}
+        # sums of floats, which round by machine
+        left_out = ("mean", "std", "input") if name == "synthetic" else ()
+        lines += [f"{name}: {key} = {facts[key]}" for key in facts if key not in left_out]
+    assert_recorded_text("data_sets", "\n".join(lines))
+
+
+def keys(purpose: int) -> Tensor:
+    return streams.stream_keys(7, purpose, (2,), ENVS)
+
+
+def drawn(source: BatchSource, augment: bool) -> Iterator[Tensor]:
+    """Batches of an env-step, and of the held-out parts."""
+    size = len(source.train_labels)
+    draws = orders.SampleOrders(keys(streams.DATA_ORDER), size, 3).draw(size - 5, 12)
+    for share in (0.4, torch.tensor([1.0, 0.5, 0.1]).double()):
+        draws = orders.members_of_share(draws, share, 7, size)
+    noise = LabelNoise(torch.tensor([0.0, 0.3, 0.9]).double(), keys(streams.LABEL_NOISE), 10)
+    draw = Draw(draws, keys(streams.AUGMENTATION), 24, 4, augment, noise)
+    feed = source.training(draw, torch.float32)
+    for index in range(3):
+        yield from feed.batch(ENVS[1:], index)
+        yield draw.noise(ENVS, index)
+    order = orders.validation_order(len(source.val_labels), 9, 7)
+    for held_out in (source.validation(order, torch.float32), source.test(order, torch.float32)):
+        for part in held_out.batches(ENVS, 5):
+            yield from part
+
+
+def test_what_envs_draw_is_what_was_recorded() -> None:
+    found = {}
+    for name, cfg in SETS.items():
+        source = datasets.load_samples(cfg, CPU)
+        for augment in (False, True):
+            parts = enumerate(drawn(source, augment))
+            found |= {f"{name}.{augment}.{at}": part.double() for at, part in parts}
+    assert_recorded("draws", fingerprints(found))
+
+
+def tensors(table: ParameterCounts | TrainingFlop) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(part) for name, part in table._asdict().items()}
+
+
+def test_networks_are_made_of_what_was_recorded() -> None:
+    found = {}
+    for name, task in HOSTS.items():
+        blueprints = SEQUENCE_BLUEPRINTS if name == "transformer" else BLUEPRINTS
+        shape = host_shape(task, host_slots(task), blueprints)
+        rows, statistics = initial_hosts(shape, keys(streams.HOST_INIT), torch.float64)
+        sizes = shape.parameters.total, shape.products, activation_elements(shape, 99, 4)
+        found[name] = {
+            "sizes": torch.tensor(sizes),
+            "parameters": rows,
+            "statistics": statistics,
+            "counts": tensors(parameter_table(shape, CPU)),
+            "flop": tensors(training_flop(shape, CPU)),
+            "slots": torch.tensor([[s.row, s.block, *s.shape, s.depth] for s in shape.slots]),
+        }
+    assert_recorded("networks", fingerprints(found))
