@@ -144,6 +144,11 @@ def test_the_verdict_begins_so(
             "No difference from the control that 2 runs could show: +2.50 points [-3.85, +8.85]; "
             "{}.",
         ),
+        (
+            (-2.0, -3.0),
+            "No difference from the control that 2 runs could show: -2.50 points [-8.85, +3.85]; "
+            "{}.",
+        ),
         ((2.0, None), "{}; not all of them have a control to be set beside."),
     ],
 )
