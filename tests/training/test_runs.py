@@ -90,7 +90,7 @@ def test_the_log_tells_data_hosts_policy_and_what_computes_them(
         "8 env-steps",
         f"INFO policy   ppo, reward shaped, on {done.summary['device']}",
         "DEBUG work     T=16 training and V=8 validation images of every host per env-step, in "
-        "batches of 8",
+        "batches of 16",
         f"DEBUG compute  {layout_in_words(CPU, 1, chunk)}",
         "DEBUG numbers  hosts compute in float32: fastest on cpu for networks of few channels",
         "DEBUG kernels  plain torch (compute.engine=torch)",
