@@ -19,6 +19,7 @@ from esper_soa.lab.telemetry.table_files import read_file, read_table, table_fil
 from esper_soa.runtime.files import WriteErrors
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.callbacks import Recorder
+from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +70,15 @@ def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, lev
     assert read_table(tmp_path, "steps", rounds=[2])["round"].tolist() == [2] * 12
     facts = read_file(table_path(tmp_path, "slots", 1), "slots").facts
     assert (facts["table"], facts["schema"], facts["complete"]) == ("slots", "1", "true")
-    legend = json.loads(facts["legend"])
-    assert (legend["slots"], legend["ops"][1]) == ([*recorded.legend.slots], "germinate")
+    assert json.loads(facts["legend"]) == {
+        "ops": [*OP_NAMES],
+        "slots": [*recorded.legend.slots],
+        "blueprints": [*recorded.legend.blueprints],
+        "styles": [*STYLE_NAMES],
+        "curves": [*CURVE_NAMES],
+        "stages": [*STAGE_NAMES],
+        "heads": [*HEAD_NAMES],
+    }
     assert "dropped" not in facts
     TableFolder(tmp_path).truncate(1)
     assert all(list(table_files(tmp_path, table)) == [1] for table in tables)
