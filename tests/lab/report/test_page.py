@@ -10,7 +10,7 @@ import pytest
 from report_runs import PROGRAM, line, make_run, page_text, summary, write_round, write_table
 
 from esper_soa.config.errors import UserError
-from esper_soa.lab.report import bundle, page, sections, write
+from esper_soa.lab.report import bundle, details, page, sections, write
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import Table, find_runs
 from esper_soa.lab.report.sections import Section, make_drawing
@@ -289,6 +289,19 @@ def test_findings_and_kinds_name_the_runs_that_share_them(tmp_path: Path) -> Non
     assert rows in text
     assert '<p class="about">trial, tiny</p>' in text
     assert "trial, tiny, policy p3 …</p>" in page_text(tmp_path / "apart")
+
+
+def test_settings_that_differ_stand_side_by_side_as_far_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        make_run(tmp_path / str(seed), [line(1, 40.0)], seed, settings=f"note: n{seed}\n")
+    whole = "<tr><td>note</td><td>n0</td><td>n1</td><td>n2</td></tr>"
+    assert whole in page_text(tmp_path)
+    assert "more runs are not shown here" not in page_text(tmp_path)
+    monkeypatch.setattr(details, "MAX_COLUMNS", 2)
+    assert "<tr><td>note</td><td>n0</td><td>n1</td></tr>" in page_text(tmp_path)
+    assert "1 more runs are not shown here." in page_text(tmp_path)
 
 
 def test_a_figure_of_nothing_but_zeros_is_left_out(run: Path) -> None:

@@ -206,6 +206,7 @@ def played(run: RunRecord) -> RunRecord:
     steps = [{"step": step, "env": 1, "accuracy": 10.0 * step} for step in range(1, 7)]
     seeds = [
         {"slot": "r0c1", "stage": stage, "alpha": alpha, "contribution": worth, "seed": 1}
+        | {"blueprint": "norm", "shapley": 0.25}
         for stage, alpha, worth in LIFE
     ]
     write_table(run.path, "slots", 1, [at | seed for at, seed in zip(steps, seeds, strict=True)])
@@ -223,6 +224,11 @@ def test_an_env_step_is_a_row_of_a_lane_where_there_is_room_else_what_stands_sti
     assert list(zip(found["from"], found["to"], strict=True)) == [(n, n + 1) for n in range(1, 6)]
     told = zip(found["stage"], found["alpha"], found["contribution"], strict=True)
     assert list(told) == list(LIFE[1:])
+    assert next(iter(lanes.lane_rows(chosen))) == {
+        **{"run": "run", "round": "1 (last, best, first)", "hosts": "0 to 1", "host": 1},
+        **{"slot": "r0c1", "stage": "training", "seed": 1.0, "alpha": 0.0, "from": 1, "to": 2},
+        **{"base": -9.0, "blueprint": "norm", "contribution": 1.0, "shapley": 0.25},
+    }
     # three slots below a name two lanes high, host 1 below host 0: 5 + 2, then the second slot
     assert set(found["base"]) == {-9.0}
     marks = table_of(lanes.mark_rows(chosen))
