@@ -62,6 +62,19 @@ def test_every_column_of_a_row_has_its_own_number(tmp_path: Path) -> None:
     assert list(means) == [{"group": "mine", "round": 7, "runs": 2} | numbers | {"kl": 1.0}]
 
 
+def test_a_table_has_six_digits_and_texts_by_their_codes() -> None:
+    rows = [{"a": 1234.5678, "b": "x", "c": 1234567}, {"a": None, "b": "y"}, {"b": "x", "c": 2}]
+    table = table_of(rows)
+    assert table == {
+        "a": [1234.57, None, None],
+        "b": ["x", "y", "x"],
+        "c": [1234567, None, 2],
+    }
+    packed = {"names": ["x", "y"], "codes": [0, 1, 0]}
+    assert run_tables.pack_table(table) == table | {"b": packed}
+    assert run_tables.pack_table({"a": []}) == {"a": []}
+
+
 def test_rows_at_the_end_of_runs_have_every_number_in_its_column(tmp_path: Path) -> None:
     episode = {
         "validation_accuracies": [1.0, 2.0],

@@ -68,6 +68,20 @@ def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path)
     assert found[1].difference is None, "of other seeds there are no pairs"
 
 
+def test_only_groups_that_have_played_each_seed_once_are_paired_by_seed(tmp_path: Path) -> None:
+    one, other = (group(tmp_path, name, [40.0, 43.0]) for name in ("a", "b"))
+    (pair,) = pairs([one, other])
+    assert pair.difference == (0.0, 0.0, 0.0)
+    again = group(tmp_path, "c", [50.0, 53.0])
+    twice = RunGroup("twice", [*one.runs, *again.runs])
+    for first, second in ((twice, other), (other, twice)):
+        (pair,) = pairs([first, second])
+        assert pair.difference is None
+    single = [group(tmp_path, name, [40.0]) for name in ("d", "e")]
+    (pair,) = pairs(single)
+    assert pair.difference is None
+
+
 def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path) -> None:
     ends = [1.0, 2.0, 3.0, 4.0]
     apart = [group(tmp_path, "a", ends), group(tmp_path, "b", [10 + end for end in ends])]

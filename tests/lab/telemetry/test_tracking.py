@@ -104,6 +104,20 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone_which_the_summary
     assert lacks in (tmp_path / "log.txt").read_text()
 
 
+def test_trackers_are_told_the_finite_numbers_by_their_places() -> None:
+    record = {
+        "round": 3,
+        "update": {"kl": 0.5, "loss": float("nan"), "heads": {"op": 2, "slot": float("inf")}},
+        "done": True,
+        "anomalies": ["a"],
+        "name": "x",
+        "none": None,
+    }
+    found = list(module.numbers_of(record))
+    assert found == [("round", 3.0), ("update/kl", 0.5), ("update/heads/op", 2.0), ("done", 1.0)]
+    assert all(type(value) is float for _, value in found)
+
+
 def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
     held = threading.Event()
