@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -105,6 +106,23 @@ def test_a_round_in_progress_is_written_now_and_then_and_kept_as_far_as_it_came(
         whole = read_file(table_path(tmp_path, "steps", number), "steps")
         assert whole.facts["complete"] == complete
         assert whole.values["step"].tolist() == twice(steps)
+
+
+@pytest.mark.parametrize(("took", "due"), [(3.0, 5.0 + 20 * 3.0), (0.01, 2.01 + 1.0)])
+def test_a_round_in_progress_is_written_again_after_the_interval_and_seldom_where_that_is_dear(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: float, due: float
+) -> None:
+    recorder = made(recorded, tmp_path, interval=1.0)
+    first, second, third = columns(recorder, recorded)[:3]
+    clock = iter((0.0, 0.5, 2.0, 2.0 + took))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    path = table_path(tmp_path, "steps", 1)
+    recorder._handle((1, 1, first))
+    recorder._handle((1, 2, second))
+    assert not path.exists()
+    recorder._handle((1, 3, third))
+    assert path.exists()
+    assert recorder._due == pytest.approx(due)
 
 
 class HeldWriter:

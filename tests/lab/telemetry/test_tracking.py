@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from program import ENVIRONMENT, TINY, command
@@ -116,6 +117,16 @@ def test_trackers_are_told_the_finite_numbers_by_their_places() -> None:
     found = list(module.numbers_of(record))
     assert found == [("round", 3.0), ("update/kl", 0.5), ("update/heads/op", 2.0), ("done", 1.0)]
     assert all(type(value) is float for _, value in found)
+
+
+def test_all_trackers_together_are_waited_for_so_long() -> None:
+    workers = {name: mock.Mock(dropped=count, reason="") for name, count in (("a", 0), ("b", 2))}
+    tracking = Tracking([])
+    tracking._workers = dict(workers)
+    assert tracking.finish() == {"b": 2}
+    for worker in workers.values():
+        assert worker.method_calls == [mock.call.insist((0, {})), mock.call.close(15.0)]
+    assert tracking.finish() == {}
 
 
 def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
