@@ -26,6 +26,7 @@ from esper_soa.runtime.ranks import core_group, share_of
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.launch import _failure_of, _first_fault, resume_hint
 from esper_soa.training.run_folder import RunFolder, lock_folder
+from esper_soa.training.start import LaunchedRank, launched_rank, make_run_folder
 
 pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")
@@ -251,6 +252,27 @@ def test_the_first_fault_is_a_cause_and_no_consequence_where_there_is_one(tmp_pa
         text = json.dumps({"kind": kind, "rank": rank, "time": time_})
         (tmp_path / f"fault_{rank}.json").write_text(text)
         assert _first_fault(tmp_path)["rank"] == (0, 0, 2, 3)[rank]
+
+
+def test_a_launched_rank_is_what_its_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    given |= {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "launch"}
+    monkeypatch.chdir(tmp_path)
+    cfg = TrainConfig(name="trial")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert launched_rank() == LaunchedRank(
+        rank=5, processes=8, local_rank=1, local_processes=4, restarts=2, run_id="launch"
+    )
+    for _ in range(2):  # a folder that is there is that of this launch
+        assert make_run_folder(cfg, "").path == tmp_path / "runs" / "trial" / "launch"
+        assert make_run_folder(cfg, "own").path == tmp_path / "own"
+    for name in ("RANK", "TORCHELASTIC_RUN_ID"):
+        with monkeypatch.context() as less:
+            less.delenv(name)
+            assert launched_rank() is None
 
 
 def test_cores_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
