@@ -145,6 +145,8 @@ def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) ->
         return
     frame = done.steps()
     assert len(frame) == 3 * 8 * 3
+    assert frame["round"].tolist() == [number for number in (1, 2, 3) for _ in range(24)]
+    assert frame["step"].tolist() == [step for step in range(1, 9) for _ in range(3)] * 3
     ends = frame[frame["step"] == frame["step"].max()]
     told = [line["accuracy"] for line in done.episodes()]
     assert ends.sort_values(["round", "env"])["accuracy"].tolist() == told
