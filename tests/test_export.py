@@ -54,6 +54,12 @@ def test_one_host_of_the_last_round_and_a_file_again(
     program = torch.export.load(chosen / "more" / "host_1.pt2").module()
     given = torch.rand(3, 3, 32, 32)
     assert torch.allclose(program(given), esper_soa.open_run(run).export(1)(given), atol=1e-6)
+    (hosts,) = (run / "networks").glob("hosts_*.safetensors")
+    main([str(hosts), "env=1", "to=again"])
+    assert capsys.readouterr().out == "again/host_1.safetensors\n"
+    net = esper_soa.load(chosen / "again" / "host_1.safetensors")
+    assert net.spec["env"] == 1
+    assert digest(net.state_dict()) == digest(esper_soa.open_run(run).export(1).state_dict())
 
 
 @pytest.mark.parametrize(

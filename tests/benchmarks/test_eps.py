@@ -17,7 +17,7 @@ from benchmarks.eps_config import EpsConfig, second_start
 from benchmarks.loops import Crops, PlainLoop, ready_images
 from benchmarks.records import keep, kept, place
 from benchmarks.sides import EngineSide, planted
-from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
+from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import TaskConfig, TransformerConfig
@@ -283,6 +283,16 @@ class Tick:
     def __init__(self, seconds: list[float], envs: int = 1) -> None:
         self.cfg = tiny(envs=envs)
         self.timings = [Timing(dict.fromkeys(COLUMNS[:3], one / 3), {}) for one in seconds]
+
+
+def test_what_no_phase_has_counted_belongs_to_the_last_column() -> None:
+    phases = {"training": 1.0, "data": 2.0, "validation": 4.0, "reset": 8.0, "files": 16.0}
+    work = {"training": 3.0, "validation": 4.0}
+    last = "policy and state machine"
+    assert in_columns(phases, 40.0) == work | {last: 24.0 + 9.0}
+    assert in_columns(phases, 30.0) == work | {last: 24.0}, "clocks differ a little"
+    found = in_columns(phases, 40.0, COLUMNS)
+    assert found == work | {last: 24.0, "update": 9.0}
 
 
 def test_turns_alternate() -> None:

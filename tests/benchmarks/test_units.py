@@ -47,6 +47,7 @@ def test_a_stamp_covers_every_file_that_decides_results(tmp_path: Path) -> None:
     cache.write_text("3")
     assert code_stamp(tmp_path) == stamps[-1]
     assert stamp_of(NOW) != stamp_of(NOW | {"code": "bbb"})
+    assert stamp_of(NOW) == stamp_of(dict(reversed(NOW.items())))
 
 
 def work(job: tuple[str, Path]) -> None:

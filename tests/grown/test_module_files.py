@@ -354,3 +354,11 @@ def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.Monke
             layer_of(changed, role)
     with pytest.raises(ValueError, match="a layer of the kind parts:twice"):
         layer_of(layer)  # as a gate is made
+
+
+def test_a_digest_is_of_names_types_and_bytes() -> None:
+    zeros = torch.zeros(2)
+    states = [{"a": zeros}, {"b": zeros}, {"a": zeros.int()}, {"a": -zeros}, {"a": torch.zeros(3)}]
+    states += [{"a": zeros, "b": zeros}, {}]
+    assert len({digest(state) for state in states}) == len(states)
+    assert digest({"b": zeros, "a": zeros}) == digest({"a": zeros, "b": zeros})

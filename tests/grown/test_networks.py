@@ -15,6 +15,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.module_files import load
 from esper_soa.runtime.files import IncompleteError, WriteErrors
+from esper_soa.runtime.versions import package_versions
 from esper_soa.state import STATE_FLOAT
 from esper_soa.training import network_files, task_run
 from esper_soa.training.build import build_world
@@ -82,10 +83,21 @@ def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(
     for env, line in enumerate(told):
         net = load(path, env)
         accuracy, loss = score(net, images, world.data.val_labels[chosen])
-        assert (net.spec["env"], net.spec["round"], net.spec["seed"]) == (env, ROUNDS, 42)
+        facts = {
+            "task": settings().task.host_name,
+            **{"round": ROUNDS, "seed": 42, "env": env, "chosen_by": None},
+            "data": {
+                "name": world.data.name,
+                "source": world.data.source,
+                "identity": world.data.identity,
+            },
+            **{"validation_images": 16, "test_images": len(world.data.test_labels)},
+            **{"precision": "float32", "version": package_versions()["esper-soa"]},
+            "test_accuracy": None,
+        }
+        assert {name: net.spec[name] for name in facts} == facts
         assert accuracy == net.spec["validation_accuracy"] == line["accuracy"]
         assert loss == pytest.approx(net.spec["validation_loss"], abs=1e-5)
-        assert net.spec["data"]["identity"] == world.data.identity
         seeds += len(net.spec["seeds"])
     assert seeds > 0
 

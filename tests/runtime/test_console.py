@@ -1,5 +1,6 @@
 """A console that goes away: the program goes on, the log has all, the status is the work's."""
 
+import io
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
+from esper_soa.runtime.console import SafeStream, null_stream, safe_stream
 from esper_soa.training.session import quiet_warnings
 
 TOLD = (
@@ -182,3 +184,34 @@ def test_a_compiled_run_has_no_library_speak_to_the_user(tmp_path: Path) -> None
     )
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+class Broken(io.StringIO):
+    """A terminal that is closed, and then gives another reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons = iter(("gone", "still gone"))
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(5, next(self.reasons))
+
+    def flush(self) -> None:
+        raise OSError(next(self.reasons))
+
+
+def test_a_stream_that_is_lost_is_no_terminal_and_keeps_its_first_reason() -> None:
+    stream = SafeStream(Broken())
+    assert (stream.isatty(), stream.lost) == (True, "")
+    assert stream.write("text") == 4
+    stream.flush()
+    assert (stream.isatty(), stream.lost) == (False, "gone")
+    flushed = SafeStream(Broken())
+    flushed.flush()
+    assert flushed.lost == "gone"
+    assert safe_stream(flushed) is flushed
+    assert safe_stream(None).lost == "it was closed before the start"
+    assert null_stream().lost == ""

@@ -3,23 +3,31 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from esper_soa.config.env import AttributionConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.config.processor import let_threads_sleep, usable_cores
+from esper_soa.config.settings import ComputeConfig, TrainConfig
+from esper_soa.nets.data.datasets import sample_spec
+from esper_soa.nets.model.host import activation_elements
+from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.runtime import device as runtime_device
 from esper_soa.runtime.device import (
     apply_threads,
     choose_env_chunk,
     choose_eval_batch,
+    choose_layout,
     choose_workers,
     device_name,
     layout_in_words,
     product_threads,
     resolve_device,
     take_device,
+    threads,
 )
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -191,3 +199,37 @@ def test_the_device_of_a_run_is_the_current_one(monkeypatch: pytest.MonkeyPatch)
     take_device(torch.device("cuda", 1))
     take_device(CPU)
     assert taken == [torch.device("cuda", 1)]
+
+
+def test_the_layout_bounds_the_largest_tensor_of_training_and_of_validation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_device, "INDEXED", 2**21)
+    monkeypatch.setattr(runtime_device, "usable_cores", lambda: 2)
+    slots = ["r0c0", "r0c1", "r0c2", "r1c0", "r1c1"]
+    cfg = TrainConfig(envs=9, slots=slots, batch_size=2, compute=ComputeConfig(workers=4))
+    alone, sampled = (
+        replace(cfg, attribution=AttributionConfig(pairs=False, shapley_samples=samples))
+        for samples in (0, 12)
+    )
+    shape = task_shape(cfg.task, cfg.slots)
+    inputs = sample_spec(cfg.data).elements
+    one, rows, more = (activation_elements(shape, inputs, count) for count in (1, 16, 32))
+    assert 2 * one < rows < more < 64 * one
+    for asked, largest, seen in ((alone, rows, rows), (sampled, more, more)):
+        many = replace(asked, envs=999, compute=ComputeConfig())
+        layout = choose_layout(many, shape, torch.device("meta"))
+        chunk = 2**21 // largest
+        assert layout == (chunk, 2**21 // (chunk * seen), 1, torch.float32)
+    many = replace(alone, envs=999, batch_size=64, train_samples=64, compute=ComputeConfig())
+    large = choose_layout(many, shape, torch.device("meta"))
+    assert large[:2] == (2**21 // (64 * one), 2**21 // (2**21 // (64 * one) * rows))
+    # 9 envs of at most 128 are 2 chunks, so that no third thread has work
+    assert choose_layout(cfg, shape, CPU) == (5, 16, 2, torch.float32)
+
+
+def test_a_device_is_named_with_workers_threads_and_precision() -> None:
+    with threads(2):
+        assert device_name(CPU, 1, torch.bfloat16).endswith(", 1 worker, 2 threads, bfloat16)")
+    with threads(1):
+        assert device_name(CPU, 3).endswith(", 3 workers, 1 thread, float32)")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.runtime.json_lines import MetricsWriter, json_line
+from esper_soa.runtime.json_lines import MetricsWriter, json_line, keep_rounds
 
 
 def strict(line: str) -> object:
@@ -54,3 +54,29 @@ def test_every_line_is_on_disk_before_the_writer_closes(tmp_path: Path) -> None:
         assert path.read_text() == '{"round":1}\n'
         metrics.write({"round": 2})
     assert [strict(line) for line in path.read_text().splitlines()] == [{"round": 1}, {"round": 2}]
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds", "kept"),
+    [
+        ('{"round":1}\n{"round":2,"env":0}\n{"round":2,"env":1}\n{"round":3}\n', 2, 3),
+        ('{"round":1}\n{"round":2}\n', 2, 2),
+        ('{"round":1}\n{"round":2}', 2, 1),  # cut off behind the last brace
+        ('{"round":1}\n{"rou', 2, 1),
+        ('{"round":1}\n', 0, 0),
+        ("", 3, 0),
+        # what is none of ours goes, wherever it stands
+        ('{"round":1}\nnone\n[1]\n{"round":0}\n{"round":"1"}\n{"env":1}\n{"round":2}\n', 2, 2),
+    ],
+)
+def test_the_lines_of_the_first_rounds_are_kept(
+    tmp_path: Path, text: str, rounds: int, kept: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    lines = [line for line in text.splitlines(keepends=True) if '"round":' in line]
+    first = [line for line in lines if line.endswith("\n") and line[9] in "12"]
+    assert keep_rounds(path, rounds) == kept
+    assert path.read_text() == "".join(first[:kept])
+    assert keep_rounds(tmp_path / "none", rounds) == 0
+    assert not (tmp_path / "none").exists()

@@ -20,13 +20,14 @@ from esper_soa.agent.rollout import new_rollout
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.errors import RunMemoryError, SettingError, UserError
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, sort_slots
-from esper_soa.config.settings import TrainConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.nets.data.datasets import SampleCount
 from esper_soa.nets.data.orders import MAX_STORED
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds.pools import allocate
 from esper_soa.nets.seeds.snapshot import add_snapshot_
+from esper_soa.runtime import memory
 from esper_soa.runtime.memory import (
     GIB,
     Need,
@@ -52,6 +53,100 @@ def test_the_weights_are_counted_as_they_are_allocated() -> None:
 
 def sizes(cfg: TrainConfig) -> dict[str, int]:
     return {need.what: need.size for need in needs(cfg, CPU)}
+
+
+def test_every_part_is_counted_by_hand() -> None:
+    """Of 3 hosts with 6418 weights and 112 statistics, and seeds of 1265 and 4817 with their gates;
+    the layers of a host give 14336 numbers.
+    """
+    compute = ComputeConfig(engine="torch", env_chunk=2, workers=2)
+    cfg = TrainConfig(envs=3, steps=5, batch_size=4, train_samples=8, compute=compute)
+    cfg = replace(cfg, slots=["r0c0", "r0c1"])
+    cfg.policy.ppo.minibatches = 2
+    host = 3 * 6418
+    row = 512 * (23 + 2 * 64)  # of the policy's first layer, and so many numbers in four gates
+    native = {
+        # weights, snapshot and momentum, statistics twice
+        "weights": 4 * (3 * (host + 3 * (1265 + 4817)) + 3 * 2 * 112),
+        "activations of the batches in training": 4 * 2 * 4 * (3072 + 14336),
+        "losses": 0,
+        "drawing the weights of the hosts": (16 + 4) * host,
+        "the order of the images": 3 * (8 * 8 + 4 * 100),
+        "drawing the synthetic images": 0,
+        "the images": 100 * (3072 + 2 * 4800) + 30 * 2 * 3072,
+        "the boosts of seeds that help each other": 4 * 3 * 5,
+        "the rollout": 5 * 3 * (4 * (23 + 2 * 31) + 8 * (2 + 12)),
+        "the policy": 4 * 4 * (row + 8 * 512**2),
+        # of the 2 envs of the larger minibatch
+        "activations of the update": 4 * 5 * 2 * ((3 + 20 + 12) * 512 + 2 * (3 * 64 + 256)),
+    }
+    together = {
+        "activations of the batches in training": 4 * 3 * 4 * (3072 + 14336),
+        "networks in training": 2 * 4 * host,
+        "gradients of the hosts": 3 * 4 * host,
+    }
+    for asked, found in (
+        (replace(cfg, compute=replace(compute, engine="auto")), native),
+        (cfg, native | together),
+    ):
+        samples = SampleCount(100, 30)
+        assert {one.what: one.size for one in needs(asked, CPU, samples)} == found
+    assert "the policy" not in sizes(replace(cfg, policy=PolicyConfig(name="wait")))
+
+
+MEMINFO = "MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 8 kB\n"
+V2 = {"memory.max": "5000\n", "memory.current": "1000\n"}
+V1 = {"memory/memory.limit_in_bytes": "4500", "memory/memory.usage_in_bytes": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "groups", "free"),
+    [
+        (MEMINFO, {}, 8192),
+        (MEMINFO, V2, 4000),
+        (MEMINFO, V1, 3500),
+        (MEMINFO, V2 | {"memory.max": "max\n"}, 8192),
+        (MEMINFO, V2 | {"memory.max": "90000\n"}, 8192),
+        ("", V2, 4000),
+        ("", {}, None),
+    ],
+)
+def test_the_machine_or_its_container_says_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, meminfo: str, groups: dict[str, str], free: int | None
+) -> None:
+    texts = {"/proc/meminfo": meminfo} | {f"/sys/fs/cgroup/{name}": groups[name] for name in groups}
+    monkeypatch.setattr(memory, "_text", lambda path: texts.get(str(path), ""))
+    assert free_memory(CPU) == free
+
+
+def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def parts(cfg: TrainConfig, *_: object) -> list[Need]:
+        steps = Need("a rollout", 2 * GIB, ("steps", "envs"))
+        sizes = "batch_size", "compute.env_chunk", "envs"
+        return [
+            steps,
+            Need("weights", 3 * GIB * cfg.envs, sizes),
+            Need("c", GIB, ()),
+            Need("d", 1, ()),
+        ]
+
+    monkeypatch.setattr(memory, "needs", parts)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 10 * GIB)
+    cfg = TrainConfig(envs=3, compute=ComputeConfig(env_chunk=1))
+    with pytest.raises(SettingError) as caught:
+        check_room(cfg, CPU)
+    assert str(caught.value) == (
+        "batch_size=32: must be so small that cpu holds the run. It needs at least 12.0 GiB (9.0 "
+        "for weights, 2.0 for a rollout, 1.0 for c), and 10.0 GiB are free. Lower batch_size or "
+        "envs. At most 2 envs can fit."
+    )
+    check_room(replace(cfg, envs=2), CPU)
+    with pytest.raises(SettingError, match=r"and 2\.0 GiB are free\. Lower batch_size or envs\.$"):
+        check_room(cfg, CPU, processes=5)
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    check_room(cfg, CPU)
 
 
 def with_network(slots: list[str], **network: int) -> TrainConfig:

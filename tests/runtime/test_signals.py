@@ -1,5 +1,6 @@
 """Signals at every time: during set-up, twice, and in a process that handles signals itself."""
 
+import gc
 import os
 import random
 import signal
@@ -124,6 +125,19 @@ def test_without_such_a_handler_there_is_nobody_to_call() -> None:
     with stop_at_once(), collect_signals() as requests:  # the entry point's handlers are our own
         send(signal.SIGTERM)
         assert not requests.handle(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_modules_are_loaded_without_a_search_for_garbage_which_stays_as_it_was(
+    enabled: bool,
+) -> None:
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with import_guard():
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
 
 
 LAUNCHER = """

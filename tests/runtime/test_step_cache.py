@@ -11,11 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
+import tensordict
 import torch
 from tiny_world import CPU, tiny_rules, tiny_settings
 from torch import Tensor
 
-from esper_soa.config.env import REWARD_MODES, EarlyStopConfig, RewardConfig
+from esper_soa.config.env import (
+    REWARD_MODES,
+    EarlyStopConfig,
+    GatesConfig,
+    GovernorConfig,
+    LifecycleConfig,
+    RewardConfig,
+    SignalsConfig,
+)
 from esper_soa.env.ahead import KERNELS, LibraryError, example_inputs, leaves, rebuild
 from esper_soa.env.step import EAGER, EnvRules
 from esper_soa.runtime import compile_step, step_cache
@@ -130,15 +139,25 @@ def test_a_refusal_is_kept_and_said(folder: Path) -> None:
 
 def test_the_key_follows_all_that_kernels_read() -> None:
     rules = tiny_rules(2, 6)
+    reward = rules.reward
     others = [
         tiny_rules(3, 6),
         tiny_rules(2, 7),
         tiny_rules(2, 6, RewardConfig(mode="escrow")),
         tiny_rules(2, 6, RewardConfig(rent_weight=0.123)),
+        rules._replace(lifecycle=LifecycleConfig(embargo_steps=7)),
+        rules._replace(gates=GatesConfig(min_blending_steps=7)),
+        rules._replace(signals=SignalsConfig(plateau_threshold=0.75)),
+        rules._replace(governor=GovernorConfig(snapshot_steps=7)),
         rules._replace(early_stop=EarlyStopConfig(rollbacks=1)),
         rules._replace(max_seeds=1),
         rules._replace(blueprints=~rules.blueprints),
-        rules._replace(reward=rules.reward._replace(flop=rules.reward.flop._replace(host=1.0))),
+        rules._replace(kernel_settings=("reward.rent_weight",)),
+        *(
+            rules._replace(reward=reward._replace(**{name: costs._replace(**{part: value + 1})}))
+            for name, costs in (("counts", reward.counts), ("flop", reward.flop))
+            for part, value in costs._asdict().items()
+        ),
         build_rules(tiny_settings(4, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU),
         build_rules(tiny_settings(6, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU),
     ]
@@ -155,13 +174,19 @@ def test_the_key_follows_sources_and_versions(
     shutil.copytree(Path(step_cache.__file__).parents[1], copy)
     monkeypatch.setattr(step_cache, "__file__", str(copy / "runtime" / "step_cache.py"))
     assert {step_key(rules)} == keys
-    for name in ("env/governor.py", "env/ahead.py", "runtime/compile_step.py", "vocabulary.py"):
+    names = ("env/governor.py", "env/ahead.py", "runtime/compile_step.py", "vocabulary.py")
+    for name in (*names, "state.py", "config/env.py"):
         with (copy / name).open("a") as source:
             source.write("\n")
         keys.add(step_key(rules))
-    monkeypatch.setattr(torch, "__version__", "2.99")
-    keys.add(step_key(rules))
-    assert len(keys) == 6
+    for package in (torch, tensordict):
+        monkeypatch.setattr(package, "__version__", "2.99")
+        keys.add(step_key(rules))
+    here = step_cache.this_processor()
+    for other in (here._replace(kind="another"), here._replace(machine="another")):
+        monkeypatch.setattr(step_cache, "this_processor", lambda other=other: other)
+        keys.add(step_key(rules))
+    assert len(keys) == 11
 
 
 class StandIn:

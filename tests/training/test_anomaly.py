@@ -84,7 +84,8 @@ def test_a_critic_may_be_far_off_in_the_first_two_updates(
 
 def test_a_policy_that_begins_with_low_entropy_has_not_collapsed() -> None:
     watch = Watch(AnomalyConfig())
-    assert [names(watch, entropy__op=value) for value in (*[0.01] * 5, 0.119)] == [[]] * 6
+    values = (*[0.01] * 5, 0.119, *[0.01] * 5)  # recovered above 0.12
+    assert [names(watch, entropy__op=value) for value in values] == [[]] * 11
     names(watch, entropy__op=0.121)
     assert [names(watch, entropy__op=0.01) for _ in range(3)] == [[], [], ["entropy_collapse/op"]]
 
@@ -93,7 +94,11 @@ def test_entropy_collapses_at_the_third_low_update_in_a_row_and_ends_well_above_
     watch = Watch(AnomalyConfig())  # limit of op: 0.08, recovered above 0.12
     names(watch, entropy__op=0.5)
     assert [names(watch, entropy__op=value) for value in (0.07, 0.07, 0.5, 0.07, 0.07)] == [[]] * 5
-    assert names(watch, entropy__op=0.07) == ["entropy_collapse/op"]
+    told = watch.look(HEALTHY | {"entropy/op": 0.07})
+    assert told == {
+        "entropy_collapse/op": "entropy/op is 0.07: low (limit 0.08) for 3 updates. "
+        "Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.op."
+    }
     assert names(watch, entropy__op=0.11) == []
     assert watch.active == ["entropy_collapse/op"]
     names(watch, entropy__op=0.121)

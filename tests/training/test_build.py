@@ -6,8 +6,10 @@ import pytest
 import torch
 from tiny_world import CPU, tiny_settings
 
+from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import (
     AttributionConfig,
+    EarlyStopConfig,
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
@@ -17,6 +19,8 @@ from esper_soa.config.env import (
 from esper_soa.config.nets import SubsetRows
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.attribution import arrival_orders, prefix_codes
+from esper_soa.env.step import EAGER, EnvRules, StepKernels
+from esper_soa.runtime.ranks import Ranks
 from esper_soa.training import build
 from esper_soa.training.build import build_rules
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
@@ -42,6 +46,58 @@ def test_the_rules_are_those_of_the_settings() -> None:
     assert (rules.max_seeds, rules.max_steps, rules.reward.max_steps) == (2, 9, 9)
     found = rules.reward.config
     assert (found.mode, found.rent_weight) == ("basic", 0.25)
+
+
+def test_settings_of_envs_reach_observation_and_the_kernels_that_read_them() -> None:
+    read = ["reward.rent_weight", "gates.min_blending_steps", "lifecycle.embargo_steps"]
+    cfg = settings(
+        reward=RewardConfig(rent_weight="[1,2]"),
+        gates=GatesConfig(min_blending_steps="[1,2]"),
+        lifecycle=LifecycleConfig(embargo_steps="[1,2]"),
+        early_stop=EarlyStopConfig(length=4),
+        policy=PolicyConfig(observe=["data.share", "reward.rent_weight"]),
+    )
+    cfg = replace(cfg, data=replace(cfg.data, share="[0.5,1]"))
+    rules = build_rules(cfg, CPU)
+    assert rules.differing == ("data.share", *read)
+    assert rules.observed == ("data.share", "reward.rent_weight")
+    assert rules.kernel_settings == (*read, "early_stop.length", "data.share")
+
+
+def test_a_rank_pays_its_envs_by_their_numbers_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Ranks()
+    second.first_env = 3
+    second.count = second.beside = 2
+    cfg = settings(reward=RewardConfig(split=["shaped", "escrow", "loss", "shaped"]))
+    rules = build_rules(cfg, CPU, second)
+    assert rules.reward.split is not None
+    assert rules.reward.split.place.tolist() == [0, 0, 1, 2]
+    # memory for the steps that an engine keeps is shared by the ranks of a device
+    monkeypatch.setattr(build, "room_for_steps", lambda cfg, device, processes: processes)
+    assert build.trial_of(cfg, CPU, 2).room() == 2
+
+
+@pytest.mark.parametrize("setting", ["auto", "on"])
+def test_kernels_are_waited_for_where_the_settings_insist(
+    monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    asked: list[tuple[int, int, bool]] = []
+
+    def stored(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -> StepKernels:
+        asked.append((num_envs, env_steps, wait))
+        return EAGER._replace(reason="none")
+
+    monkeypatch.setattr(build, "stored_kernels", stored)
+    monkeypatch.setattr(build, "unsupported", lambda rules: "")
+    monkeypatch.setattr(build, "keep_compiled", lambda: "kept")
+    monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append((0, 0, False)))
+    cfg = settings(rounds=3, compute=ComputeConfig(compile=setting))
+    reason = build.build_kernels(cfg, build_rules(cfg, CPU), 2).reason
+    if setting == "auto":
+        assert (reason, asked) == ("none", [(2, 27, False)])
+    else:  # what jobs before it compiled is forgotten
+        assert (reason, asked[0]) == ("compiled (compute.compile=on); kept", (2, 27, True))
+        assert asked[1:] == [(0, 0, False)]
 
 
 def test_only_the_blueprints_of_the_task_are_allowed() -> None:

@@ -3,12 +3,13 @@
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
+from esper_soa.training.checkpoint import load_checkpoint, mismatch, save_checkpoint, type_error
 from esper_soa.training.checksum import CheckpointError, write_sealed
 
 CPU = torch.device("cpu")
@@ -71,3 +72,68 @@ def test_a_content_that_is_no_table_of_names_is_refused(tmp_path: Path) -> None:
     write_sealed(tmp_path / "a.pt", archive([1, 2]))
     with pytest.raises(CheckpointError, match="written by another program"):
         load_checkpoint(tmp_path / "a.pt", CPU)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CPUAllocator: can't allocate memory"), MemoryError()]
+)
+def test_a_checkpoint_for_which_there_is_no_memory_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    save_checkpoint(tmp_path / "a.pt", {})
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(CheckpointError, match=r"there is not enough memory on cpu to read it$"):
+        load_checkpoint(tmp_path / "a.pt", CPU)
+
+
+@dataclass
+class Part:
+    """A record of a checkpoint."""
+
+    counts: dict[str, list[int]]
+    share: float
+    learner: dict | None
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({}, ""),
+        ({"share": 1, "learner": {"a": 0.5}}, ""),
+        ({"share": True}, "it.share is True"),
+        ({"share": "1"}, "it.share is a str"),
+        ({"counts": {"a": [1, 2.0]}}, "it.counts.a.1 is 2.0"),
+        ({"counts": {"a": [True]}}, "it.counts.a.0 is True"),
+        ({"counts": [1]}, "it.counts is a list"),
+        ({"learner": 3}, "it.learner is 3"),
+        ({"other": 3}, "it has other"),
+    ],
+)
+def test_what_a_record_should_hold_is_said(changed: dict, fault: str) -> None:
+    content = {"counts": {"a": [1, 2]}, "share": 0.5, "learner": None}
+    assert type_error(content | changed, Part, "it") == fault
+    assert type_error({"counts": {}, "share": 0.5}, Part, "it") == "it lacks learner"
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({}, ""),
+        ({"steps": 0}, ""),
+        ({"steps": -1}, "it.steps is -1 where a count is wanted"),
+        ({"steps": 2**63}, f"it.steps is {2**63} where a count is wanted"),
+        ({"steps": True}, "it.steps is True where a count is wanted"),
+        ({"weight": torch.zeros(2, 1)}, "float32 of shape [2, 1] where a float32 of shape [2] is"),
+        ({"weight": torch.zeros(2).half()}, "float16 of shape [2] where a float32 of shape [2] is"),
+        ({"weight": torch.tensor([0.0, torch.inf])}, "it.weight holds values that are not finite"),
+        ({"more": 1}, "it has more"),
+    ],
+)
+def test_how_a_state_is_unlike_another_is_said(changed: dict, fault: str) -> None:
+    like = {"steps": 3, "weight": torch.zeros(2)}
+    found = mismatch(like | changed, like, "it")
+    assert fault in found if fault else not found
+    assert mismatch({"steps": 3}, like, "it") == "it lacks weight"

@@ -27,13 +27,17 @@ from esper_soa.config.settings import (
 )
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
+from esper_soa.nets.data.datasets import load_samples
 from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import (
     Scores,
     build_agent,
     evaluation_settings,
     judge,
+    verdict_table,
+    write_results,
 )
+from esper_soa.training.final_table import as_text
 from esper_soa.training.final_test import measure_test
 from esper_soa.training.resume import SavedRun, read_run
 from esper_soa.training.run_folder import RunFolder
@@ -160,7 +164,7 @@ def test_progress_counts_the_env_steps_of_all_policies(evaluated: RunFolder) -> 
     assert f"ppo  {every}/{every} env-steps" in told[-1]
 
 
-def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> None:
+def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict, trained: Path) -> None:
     first = samples(found, "wait")["net"]
     for name in ("wait", "random", "ppo"):
         record = found["policies"][name]
@@ -173,8 +177,14 @@ def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> N
             assert record["net_less_first"] is None
         else:
             assert record["net_less_first"]["mean"] == pytest.approx(sum(lead) / 4)
-    facts = (found["seed"], found["envs"], found["episodes"], found["steps"], found["rounds_done"])
-    assert facts == (SEED, ENVS, EPISODES, STEPS, 1)
+    facts = {name: value for name, value in found.items() if name != "policies"}
+    source = load_samples(TRAINED.data, CPU)
+    assert facts == {
+        "checkpoint": str(RunFolder(trained).checkpoint(1)),
+        **{"rounds_done": 1, "seed": SEED, "envs": ENVS, "episodes": EPISODES, "steps": STEPS},
+        **{"deterministic": False, "confidence": 0.95},
+        "data": {"name": source.name, "source": source.source, "identity": source.identity},
+    }
 
 
 def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
@@ -239,6 +249,38 @@ def test_intervals_have_the_confidence_that_was_asked_for(trained: Path) -> None
         first, second = judge(scores, asked(trained, confidence=confidence))
         assert first.means["net"] == mean_interval(values, confidence)
         assert second.lead == mean_interval([1.0, 1.5, 1.0, 1.0], confidence)
+
+
+def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None:
+    def scores(lead: float) -> Scores:
+        return Scores(*([lead + 10 * place, lead + 10 * place + 2] for place in range(1, 6)))
+
+    both = {"wait": scores(0.0), "ppo": scores(0.5)}
+    verdicts = judge(both, asked(Path("x")))
+    told = [" ".join(line.split()) for line in as_text(verdict_table(verdicts)).splitlines()]
+    # standard error 1, t of one degree of freedom 12.706; equal differences have no bounds
+    assert told == [
+        "policy test (%) validation (%) parameters test - rent reward test - rent, less wait",
+        told[1],
+        "wait 11.00 [-1.71, 23.71] 21.00 [8.29, 33.71] 31 [18, 44] 41.00 [28.29, 53.71] "
+        "+51.00 [+38.29, +63.71]",
+        "ppo 11.50 [-1.21, 24.21] 21.50 [8.79, 34.21] 32 [19, 44] 41.50 [28.79, 54.21] "
+        "+51.50 [+38.79, +64.21] +0.50",
+    ]
+    path = tmp_path / "evaluation.json"
+    write_results(path, {"seed": 3}, both, verdicts)
+    record = json.loads(path.read_text())
+    assert record == {
+        "seed": 3,
+        "policies": {
+            one.policy: {
+                "means": {name: mean._asdict() for name, mean in one.means.items()},
+                "net_less_first": None if one.lead is None else one.lead._asdict(),
+                "samples": both[one.policy]._asdict(),
+            }
+            for one in verdicts
+        },
+    }
 
 
 def test_the_same_again_and_in_other_company_is_the_same(

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from esper_soa.training import final_table
 from esper_soa.training.final_table import (
     Pareto,
     Speed,
     Summary,
+    final_accuracy,
     print_summary,
+    write_overview,
     write_summary,
 )
 from esper_soa.training.verdict import Episode, HostScore
@@ -295,4 +298,100 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
         "non_finite": ["reward=nan"],
     }
     assert expected.items() <= record.items()
-    assert record["speed"]["eps"] == 2.5
+    given = ("name", "task", "policy", "device", "envs", "rounds", "steps", "wall_seconds")
+    for name in given:
+        assert record[name] == getattr(SUMMARY, name), name
+    plain = {"rollbacks": 0, "rounds_before": 0, "env_steps_before": 0, "control_cut_off": 0}
+    plain |= {"perplexity": False, "policy_init": "none", "telemetry": {}, "samples": "images"}
+    assert plain.items() <= record.items()
+    more = {"grown", "control", "difference", "verdict", "speed", "configurations"}
+    assert record.keys() == {*expected, *given, *plain, *more}
+    assert record["configurations"] == []
+    speed = {"env_steps": 30, "seconds": 12.0, "train_samples": 256, "val_samples": 128}
+    assert record["speed"] == speed | {"alpha_rows": 2.5, "eps": 2.5}
+
+
+def configured() -> Summary:
+    """Two episodes of three hosts with learning rates of their own beside a control of the same."""
+    assert SUMMARY.control is not None
+    rates = {"settings": {"task.host_lr": [0.01, 0.123456, 0.5], "data.share": [1.0, 1.0, 0.25]}}
+
+    def score(name: str, lead: float, size: float) -> HostScore:
+        tested = [[50.0 + lead, 60.0 + lead, 40.0], [52.0 + 3 * lead, 62.0 + lead, 41.0]]
+        seen = [[51.0, 41.0, 61.0], [51.0, 41.0, 61.0]]
+        sizes = [[size, size + 1000, size + 500], [size, size + 2000, size + 500]]
+        return HostScore(
+            name,
+            [
+                Episode(*both, places, [one - 1 for one in both[1]], [2e9] * 3, [1.5] * 3, **rates)
+                for *both, places in zip(seen, tested, sizes, strict=True)
+            ],
+        )
+
+    return replace(
+        SUMMARY, envs=3, grown=score("ppo", 2.0, 7000.0), control=score("wait", 0.0, 6418.0)
+    )
+
+
+def test_configurations_of_hosts_are_told_by_their_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = configured()
+    told = [" ".join(line.split()) for line in shown(summary).splitlines()]
+    first = told.index(
+        "settings by env hosts test accuracy (%) without growth difference parameters"
+    )
+    # leads of 2 and 6: mean 4, standard error 2, t of one degree of freedom 12.706
+    assert told[first + 2 : first + 5] == [
+        "task.host_lr=0.1235 data.share=1 2 63.00 61.00 +2.00 8,500",
+        "task.host_lr=0.01 data.share=1 2 55.00 51.00 +4.00 [-21.41, +29.41] 7,000",
+        "task.host_lr=0.5 data.share=0.25 2 40.50 40.50 +0.00 7,500",
+    ]
+    alone = [" ".join(line.split()) for line in shown(replace(summary, control=None)).splitlines()]
+    assert "settings by env hosts test accuracy (%) parameters" in alone
+    assert "task.host_lr=0.01 data.share=1 2 55.00 7,000" in alone
+    monkeypatch.setattr(final_table, "MOST_ROWS", 2)
+    assert "task.host_lr=0.01" in shown(summary)
+    assert "task.host_lr=0.5" not in shown(summary)
+    write_summary(summary, tmp_path / "summary.json")
+    record = json.loads((tmp_path / "summary.json").read_text())
+    assert record["grown"]["test_accuracies"] == [58.0, 64.0, 41.0], "of the last round"
+    assert [one["settings"]["task.host_lr"] for one in record["configurations"]] == [
+        *(0.01, 0.123456, 0.5)
+    ]
+    assert record["configurations"][1] == {
+        "settings": {"task.host_lr": 0.123456, "data.share": 1.0},
+        "grown": {
+            **{"test_accuracy": 63.0, "validation_accuracy": 41.0, "net": 62.0},
+            **{"size": 8500.0, "flop": 2e9},
+        },
+        "control": {
+            **{"test_accuracy": 61.0, "validation_accuracy": 41.0, "net": 60.0},
+            **{"size": 7918.0, "flop": 2e9},
+        },
+    }
+
+
+def test_the_summary_of_several_tasks_has_their_means(tmp_path: Path) -> None:
+    (episode,) = SUMMARY.grown.episodes
+    speed = replace(SUMMARY.speed, env_steps=60, seconds=8.0)
+    worse = [value - 10 for value in episode.validation_accuracies]
+    slow = replace(
+        SUMMARY,
+        task="text",
+        speed=speed,
+        wall_seconds=61.0,
+        grown=HostScore("ppo", [replace(episode, validation_accuracies=worse)]),
+    )
+    write_overview([SUMMARY, slow], tmp_path / "summary.json")
+    scores = {"test_accuracy": 51.5, "validation_accuracy": 39.5, "net": 50.75}
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "name": "trial",
+        "tasks": ["cifar_baseline", "text"],
+        "policy": "ppo",
+        "rounds": 3,
+        "grown": scores | {"size": 7500.5, "flop": 4e9},
+        "speed": {"env_steps": 90, "seconds": 20.0, "eps": 4.5},
+        "wall_seconds": 65.0,
+    }
+    assert final_accuracy([SUMMARY, slow]) == 39.5

@@ -10,9 +10,16 @@ from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
 from esper_soa.config.env import TERM_NAMES
 from esper_soa.env.governor import REASON_NAMES
-from esper_soa.env.outcome import BlueprintStats, stability
+from esper_soa.env.outcome import STABILITY_WINDOW, BlueprintStats, outcomes, stability
+from esper_soa.env.parameters import total_params
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.training.metrics import MetricsAccumulator, RoundResult, blueprint_record
+from esper_soa.training.metrics import (
+    MEAN_OUTCOMES,
+    MetricsAccumulator,
+    RoundResult,
+    blueprint_record,
+    read_progress,
+)
 from esper_soa.vocabulary import OP_NAMES, RUNNING_STAGES, Blend, Op, Stage
 
 NUM_ENVS = 4
@@ -65,6 +72,47 @@ def test_an_episode_has_the_stability_of_its_last_rewards_and_the_shapley_values
         assert episode["accuracy"] == result.accuracies[env] == result.points[env][0]
         assert (episode["stability"], episode["param_ratio"]) == tuple(result.points[env][1:])
         assert episode["env_steps"] == STEPS
+
+
+def test_every_number_of_a_round_is_that_of_the_last_state() -> None:
+    result, steps = played(5)
+    rules = tiny_rules(NUM_SLOTS, STEPS)
+    state = steps[-1].result.state
+    costs = training_flop(rules.nets.shape, CPU)
+    rewards = torch.stack([step.result.terms.total for step in steps[-STABILITY_WINDOW:]], 1)
+    expected = outcomes(state, rewards, rules.reward.counts, costs)
+    sizes = total_params(state.slots, rules.reward.counts)
+    assert result.parameters == sizes.tolist()
+    assert len({*result.parameters}) > 1
+    for env, episode in enumerate(result.episodes):
+        for name in ("accuracy", "param_ratio", "stability", "reward", "compute_cost", "success"):
+            assert episode[name] == getattr(expected, name)[env], name
+        names = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
+        assert episode["seeds"] == {name: getattr(expected, name)[env] for name in names}
+        assert episode["ended_by"] == "limit"
+    means = {name: float(getattr(expected, name).double().mean()) for name in MEAN_OUTCOMES}
+    signals = state.signals
+    losses = ("val_loss", "train_loss", "train_accuracy")
+    wanted = {name: float(getattr(signals, name).mean()) for name in losses}
+    wanted["parameters"] = float(sizes.mean())
+    found = {name: result.record[name] for name in wanted}
+    assert found == pytest.approx(wanted, nan_ok=True)
+    assert result.record["outcome"] == pytest.approx(means)
+    assert result.seeds["contributing"] == int(expected.contributing.sum())
+    for (name, value), reduced in zip(
+        result.record["accuracy"].items(), ("mean", "min", "max"), strict=True
+    ):
+        assert (name, value) == (reduced, float(getattr(expected.accuracy, reduced)()))
+
+
+def test_the_progress_bar_has_means_over_envs_and_behind_them_what_is_packed() -> None:
+    state = played(5)[1][-1].result.state
+    wanted = [float(state.signals.val_accuracy.mean()), float(state.totals.reward.mean())]
+    packed = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    copy = read_progress(state, packed)
+    assert copy.here
+    assert copy.numbers.tolist() == [*wanted, 1.0, 2.0, 3.0, 4.0]
+    assert read_progress(state).numbers.tolist() == wanted
 
 
 def test_an_episode_that_ends_early_has_the_shapley_values_of_its_own_last_env_step() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,15 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import ImitationConfig, NetworkConfig
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import TrainConfig
-from esper_soa.training import start
+from esper_soa.training import players, start
+from esper_soa.training.anomaly import WatchState
 from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.training.checksum import CheckpointError
 from esper_soa.training.players import FORMAT, build_player, save_policy
-from esper_soa.training.resume import read_run
+from esper_soa.training.resume import SavedRun, SavedTask, read_run
 from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.totals import RunTotals
 
 CPU = torch.device("cpu")
 FACTS: dict[str, object] = {
@@ -71,6 +73,36 @@ def assert_taken_over(learner: Learner, before: Path) -> None:
     assert learner.rounds == learner.train_steps == learner.skipped == int(learner.adam.steps) == 0
     assert not learner.adam.first.any()
     assert not learner.adam.second.any()
+
+
+def test_the_policy_of_a_run_says_what_it_has_learned_on(tmp_path: Path) -> None:
+    data = [{"name": name, "source": "there", "identity": name} for name in ("a", "b", "a")]
+    names = ("one", "two", "three")
+    tasks = {
+        name: SavedTask(RunTotals(rounds_done=5), facts)
+        for name, facts in zip(names, data, strict=True)
+    }
+    given = asdict(settings())
+    given["policy"] |= {"observe": ["data.share"], "network": {"hidden": 8, "layers": 3}}
+    given["task"]["blueprints"] = ["norm", "parts:mine", "parts:other"]
+    learner = {name: {} for name in ("policy", "adam", "reward", "value")} | {"rounds": 5}
+    saved = SavedRun(tasks, given, {}, WatchState(), 1.0, learner)
+    learned = players._of_run("there", saved)
+    assert learned == players.Pretrained(
+        "there",
+        asdict(NetworkConfig(hidden=8, layers=3)),
+        {name: {} for name in ("policy", "reward", "value")},
+        {"rounds": 5, "tasks": [*names], "data": ["a", "b"]}
+        | {"blueprints": ["mine", "other"], "observe": ["data.share"]},
+    )
+    assert str(learned) == "there: learned for 5 rounds on one, two, three with a, b"
+    plain = asdict(settings())
+    facts = players._of_run("there", replace(saved, settings=plain)).facts
+    assert facts == {"rounds": 5, "tasks": [*names], "data": ["a", "b"]}
+    with pytest.raises(CheckpointError) as caught:
+        players._of_run("there", replace(saved, learner=None))
+    told = "policy.init=there: it is of a run with policy.name=ppo, which learns nothing"
+    assert str(caught.value) == told
 
 
 # --- where it may come from

@@ -36,11 +36,11 @@ def test_the_pace_forgets_a_slow_start() -> None:
     console = plain_console()
     with Progress(total=151, console=console, interval=1000, clock=clock) as progress:
         clock.now += 500.0
-        for _ in range(151):
-            clock.now += 0.5
+        for number in range(1, 152):
+            clock.now += 25.5 if number == 102 else 0.5
             progress.advance(1, "round 1/1", accuracy=10.0, reward=0.0)
-    # the last 50 reports: one env-step per half second
-    assert "2.0 EPS" in written(console)[0]
+    # the last 50 reports, the first of which took 25.5 s and the others half a second each
+    assert "1.0 EPS" in written(console)[0]
 
 
 def test_plain_lines_come_at_the_interval_and_at_the_end() -> None:

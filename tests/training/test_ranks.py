@@ -18,13 +18,15 @@ from equal_runs import same
 from program import ENVIRONMENT, PATIENCE, command, finished, lines, started, wait_until
 from pyarrow import parquet
 from tiny_runs import run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.errors import RankLostError, SettingError, UserError
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.runtime.ranks import core_group, share_of
 from esper_soa.training.checkpoint import load_checkpoint
-from esper_soa.training.launch import resume_hint
+from esper_soa.training.launch import _failure_of, _first_fault, resume_hint
 from esper_soa.training.run_folder import RunFolder, lock_folder
+from esper_soa.training.start import LaunchedRank, launched_rank, make_run_folder
 
 pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")
@@ -203,6 +205,74 @@ def test_what_ranks_cannot_have_is_refused(changed: dict, message: str) -> None:
 def test_a_program_that_plays_a_run_itself_is_told_that_it_is_one_rank(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="ranks=2: must be 1 here"):
         run(replace(TrainConfig(), ranks=2), RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ({}, -9, "rank 1 of 3 was ended by SIGKILL"),
+        ({}, 7, "rank 1 of 3 ended with status 7"),
+        ({"kind": "stopped", "rank": 2, "words": "x"}, 7, "rank 1 of 3 ended with status 7"),
+        (
+            {"kind": "error", "rank": 2, "words": "KeyError: 3"},
+            1,
+            "rank 2 of 3 failed (KeyError: 3)",
+        ),
+        (
+            {"kind": "RankLostError", "rank": 2, "words": "x"},
+            -15,
+            "rank 1 of 3 was ended by SIGTERM",
+        ),
+    ],
+)
+def test_how_a_run_of_ranks_ended_is_one_sentence(
+    tmp_path: Path, fault: dict, status: int, words: str
+) -> None:
+    folder = RunFolder(tmp_path)
+    failed = ChildFailedError("ranks", {1: ProcessFailure(1, 99, status, "none")})
+    cfg = replace(TrainConfig(), ranks=3, rounds=9)
+    saved = "No round is saved yet; resume=auto with the same run_dir begins again"
+    error = _failure_of(failed, folder, cfg, fault)
+    assert isinstance(error, RankLostError)
+    assert str(error) == f"{words}; the others have been ended. {saved}"
+    for rounds in (2, 3):
+        folder.checkpoint(rounds).touch()
+    error = _failure_of(failed, folder, replace(cfg, restarts=2), fault)
+    saved = f"checkpoint_000003.pt holds 3 of 9 rounds. Go on with resume={tmp_path}"
+    again = "2 restarts were of no avail."
+    assert str(error) == f"{words}; the others have been ended. {again} {saved}"
+    own = _failure_of(failed, folder, cfg, {"kind": "UserError", "rank": 2, "words": "data.root=x"})
+    assert (type(own), str(own)) == (UserError, "data.root=x")
+
+
+def test_the_first_fault_is_a_cause_and_no_consequence_where_there_is_one(tmp_path: Path) -> None:
+    assert _first_fault(tmp_path) == {}
+    faults = [("RankLostError", 1.0), ("stopped", 2.0), ("error", 4.0), ("UserError", 3.0)]
+    for rank, (kind, time_) in enumerate(faults):
+        text = json.dumps({"kind": kind, "rank": rank, "time": time_})
+        (tmp_path / f"fault_{rank}.json").write_text(text)
+        assert _first_fault(tmp_path)["rank"] == (0, 0, 2, 3)[rank]
+
+
+def test_a_launched_rank_is_what_its_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    given |= {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "launch"}
+    monkeypatch.chdir(tmp_path)
+    cfg = TrainConfig(name="trial")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert launched_rank() == LaunchedRank(
+        rank=5, processes=8, local_rank=1, local_processes=4, restarts=2, run_id="launch"
+    )
+    for _ in range(2):  # a folder that is there is that of this launch
+        assert make_run_folder(cfg, "").path == tmp_path / "runs" / "trial" / "launch"
+        assert make_run_folder(cfg, "own").path == tmp_path / "own"
+    for name in ("RANK", "TORCHELASTIC_RUN_ID"):
+        with monkeypatch.context() as less:
+            less.delenv(name)
+            assert launched_rank() is None
 
 
 def test_cores_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:

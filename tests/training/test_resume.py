@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,28 @@ from esper_soa.config.agent import PPOConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import UserError
 from esper_soa.config.nets import DataConfig
+from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.lab.telemetry.table_files import read_table
+from esper_soa.nets.data.datasets import load_samples
 from esper_soa.runtime.signals import Interrupted
+from esper_soa.runtime.versions import package_versions
+from esper_soa.training.anomaly import WatchState
+from esper_soa.training.callbacks import Recorder
 from esper_soa.training.checkpoint import save_checkpoint
+from esper_soa.training.resume import (
+    SavedRun,
+    SavedTask,
+    changes,
+    check_data,
+    check_settings,
+    cut_back,
+    drop_checkpoints,
+    may_change,
+    version_changes,
+)
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.start import resume_start
+from esper_soa.training.totals import RunTotals
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +169,98 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     with pytest.raises(UserError, match="rounds=3: must be at least 4"):
         resumed(settings(rounds=3), undisturbed)
     assert contents(undisturbed) == before
+
+
+FREE = {
+    *("name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep"),
+    *("profile", "report", "resume", "track", "ranks", "restarts", "data.name", "data.root"),
+    *("compute.workers", "compute.threads", "compute.env_chunk", "compute.compile"),
+    *("compute.engine", "compute.cuda_graphs"),
+}
+
+
+def saved_run(cfg: TrainConfig, **changed: object) -> SavedRun:
+    """A checkpoint of 2 rounds on one task."""
+    data = {"name": "own", "source": "own (there).", "identity": "abc"}
+    tasks = {"tiny": SavedTask(RunTotals(rounds_done=2), data)}
+    saved = SavedRun(tasks, asdict(cfg), package_versions(), WatchState(), 50.0, None)
+    return replace(saved, **changed)  # type: ignore[arg-type]
+
+
+def test_what_decides_no_number_may_change() -> None:
+    names = {*flat_settings(asdict(TrainConfig()))}
+    free = {name for name in names if may_change(name) and not name.startswith("telemetry.")}
+    assert free == FREE
+    assert all(may_change(name) for name in names if name.startswith("telemetry."))
+
+
+def test_changes_are_those_of_what_was_there_and_of_todays_defaults() -> None:
+    cfg = settings(rounds=3, resume="auto", run_dir="there", envs=3)
+    old = asdict(cfg)
+    del old["batch_size"], old["seed"]  # of a version that had no such settings
+    old |= {"wings": 2, "envs": 2}
+    other = TrainConfig().seed + 1
+    assert changes(old, asdict(replace(cfg, seed=other))) == {
+        "batch_size": f"{TrainConfig().batch_size} -> {cfg.batch_size}",
+        "seed": f"{other - 1} -> {other}",
+        "envs": "2 -> 3",
+        "wings": "2 -> (absent)",
+    }
+    saved = saved_run(replace(cfg, rounds=2, resume="", run_dir="", device="cuda"))
+    assert check_settings(saved, cfg) == [f"device: cuda -> {cfg.device}", "rounds: 2 -> 3"]
+    assert check_settings(saved, replace(cfg, rounds=2)) == [f"device: cuda -> {cfg.device}"]
+    with pytest.raises(UserError, match=r"^rounds=1: must be at least 2, which the checkpoint has"):
+        check_settings(saved, replace(cfg, rounds=1))
+
+
+def test_packages_that_are_others_and_samples_that_are_none_of_the_run_are_told(
+    tmp_path: Path,
+) -> None:
+    here = package_versions()
+    saved = saved_run(settings(), versions=here | {"torch": "1.0", "numpy": None})
+    folder = RunFolder(tmp_path)
+    lines = [
+        f"{name}: {old} -> {here[name]}: results may differ in rounding"
+        for name, old in (("torch", "1.0"), ("numpy", None))
+    ]
+    lines.sort(key=lambda line: [*here].index(line.partition(":")[0]))
+    assert version_changes(saved, folder, "native") == lines
+    assert version_changes(saved_run(settings()), folder, "native") == []
+    folder.versions.write_text(json.dumps({"kernels": {"engine": "torch"}}))
+    remedy = "results differ in rounding (compute.engine=torch asks for it again)"
+    assert version_changes(saved, folder, "native") == [
+        *lines,
+        f"engine: torch -> native: {remedy}",
+    ]
+    assert version_changes(saved, folder, "torch") == lines
+    source = load_samples(settings().data, "cpu")
+    with pytest.raises(UserError) as caught:
+        check_data(saved.task("tiny"), source)
+    told = f"It was made on own (there). This is {source.source}"
+    problem = "resume: the images are not those of the checkpoint."
+    assert str(caught.value) == f"{problem} {told}"
+    with pytest.raises(UserError, match="the checkpoint has no task other, but tiny"):
+        saved.task("other")
+
+
+def test_files_of_later_rounds_are_dropped(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for rounds in (1, 2, 3, 10):
+        folder.checkpoint(rounds).touch()
+    folder.best.touch()
+    drop_checkpoints(folder, 2)
+    assert folder.checkpoints() == [folder.checkpoint(1), folder.checkpoint(2)]
+    assert folder.best.exists()
+    for path, count in ((folder.metrics, 1), (folder.episodes, 2)):
+        line = "".join(f'{{"round":{number}}}\n' * count for number in (1, 2, 3))
+        path.write_text(line)
+    kept: list[int] = []
+    recorder = Recorder()
+    recorder.truncate = kept.append  # type: ignore[method-assign]
+    cut_back(folder, 2, recorder)
+    assert kept == [2]
+    assert folder.metrics.read_text() == '{"round":1}\n{"round":2}\n'
+    assert folder.episodes.read_text() == '{"round":1}\n' * 2 + '{"round":2}\n' * 2
 
 
 def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:

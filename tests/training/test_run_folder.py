@@ -12,9 +12,11 @@ from esper_soa.training.checksum import CheckpointError, write_sealed
 from esper_soa.training.run_folder import (
     RunFolder,
     damaged_newer,
+    dated_folders,
     find_checkpoint,
     lock_folder,
     open_run_folder,
+    rounds_of,
     write_config,
     write_versions,
 )
@@ -42,7 +44,11 @@ def test_a_given_folder_is_taken_as_it_is_and_left_empty(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "result", ["metrics.jsonl", "summary.json", "checkpoint_000012.pt", "best.pt"]
+    "result",
+    [
+        *("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt"),
+        *("checkpoint_000012.pt", "networks"),
+    ],
 )
 def test_a_folder_with_results_is_refused(tmp_path: Path, result: str) -> None:
     (tmp_path / result).touch()
@@ -56,6 +62,69 @@ def test_a_folder_left_by_a_run_that_never_started_is_taken(tmp_path: Path) -> N
     assert folder.config.read_text() == "envs: 4\n"
     assert folder.overrides.read_text() == "envs=4\n+experiment=smoke\n"
     assert open_run_folder(str(tmp_path), "trial") == folder
+
+
+def test_folders_of_the_same_second_are_told_apart_by_a_number(tmp_path: Path) -> None:
+    stamps = ("2026-01-02_00-00-00", "2026-01-02_00-00-00_2", "2026-01-02_00-00-00_10")
+    names = ("2026-01-01_23-59-59", *stamps, "2026-01-03_00-00-00")
+    for name in (*names, "2026-01-04", "2026-01-04_00-00-00_x", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"sweep_{name}").mkdir()
+    for prefix in ("", "sweep_"):
+        found = [path.name for path in dated_folders(tmp_path, prefix)]
+        assert found == [f"{prefix}{name}" for name in reversed(names)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        *(("checkpoint_000012.pt", 12), ("checkpoint_1000000.pt", 10**6)),
+        *(("best_000003.safetensors", 3), ("hosts_000004.safetensors", 4)),
+        *(("checkpoint_12.pt", -1), ("checkpoint_000012.pt.1.tmp", -1), ("best.pt", -1)),
+        *(("best_000003.pt", -1), ("other_000003.safetensors", -1)),
+    ],
+)
+def test_files_are_numbered_by_their_round(name: str, rounds: int) -> None:
+    assert rounds_of(Path("run") / name) == rounds
+
+
+def test_numbered_files_come_in_the_order_of_their_rounds(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.networks.mkdir()
+    for number in (1_000_000, 2, 999_999):
+        folder.checkpoint(number).touch()
+        for kind in ("best", "hosts"):
+            folder.network(kind, number).touch()
+    (tmp_path / "checkpoint_x.pt").touch()
+    rounds = [2, 999_999, 1_000_000]
+    assert folder.checkpoints() == [folder.checkpoint(number) for number in rounds]
+    for kind in ("best", "hosts"):
+        assert folder.network_files(kind) == [folder.network(kind, number) for number in rounds]
+
+
+def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path: Path) -> None:
+    left = ("checkpoint_000001.pt.12.tmp", "networks/best_000001.safetensors.7.tmp")
+    left += ("summary.json.123.tmp",)
+    mine = ("a.tmp", "Notes.txt.1.tmp", "summary.json.tmp", "checkpoint_000001.pt")
+    (tmp_path / "networks").mkdir()
+    for name in (*left, *mine):
+        (tmp_path / name).touch()
+    with lock_folder(RunFolder(tmp_path)):
+        there = [name for name in (*left, *mine) if (tmp_path / name).exists()]
+        assert there == list(mine)
+        (tmp_path / left[0]).touch()
+    assert not (tmp_path / left[0]).exists()
+
+
+@pytest.mark.parametrize("result", ["summary.json", "evaluation.json"])
+def test_auto_begins_anew_in_its_folder_unless_a_run_has_ended_there(
+    tmp_path: Path, result: str
+) -> None:
+    (tmp_path / "metrics.jsonl").touch()  # of a run that ended before its first checkpoint
+    assert resume_start("auto", str(tmp_path), "trial") == (RunFolder(tmp_path), None)
+    (tmp_path / result).touch()
+    with pytest.raises(UserError, match=f"already holds the results .*{result}"):
+        resume_start("auto", str(tmp_path), "trial")
 
 
 def test_a_path_through_a_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError
 from esper_soa.env.env import Env
 from esper_soa.grown.module_files import digest
+from esper_soa.nets.model.host import host_shape
+from esper_soa.runtime.device import choose_env_chunk, layout_in_words
 from esper_soa.state import Action
 from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint
@@ -36,6 +38,7 @@ from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.vocabulary import HEAD_NAMES
 
+CPU = torch.device("cpu")
 # The policy learns fast, so that another one would play otherwise.
 TINY = shlex.split(
     "policy.ppo.lr=0.05 policy.ppo.target_kl=0 rounds=3 steps=8 envs=3 train_samples=16 "
@@ -67,6 +70,31 @@ def test_a_run_in_one_call_and_its_best_host(done: esper_soa.RecordedRun, tmp_pa
     last = [line["accuracy"] for line in done.episodes() if line["round"] == 3]
     assert [done.export(env).spec["validation_accuracy"] for env in range(3)] == last
     assert (done.path / "overrides.txt").read_text().splitlines()[0] == "+experiment=smoke"
+
+
+def test_the_log_tells_data_hosts_policy_and_what_computes_them(
+    done: esper_soa.RecordedRun,
+) -> None:
+    lines = (done.path / "log.txt").read_text().splitlines()
+    told = [line.split(" ", 2)[2] for line in lines]
+    begin = next(place for place, line in enumerate(told) if line.startswith("INFO data"))
+    host = host_shape(done.settings.task, ()).parameters.total
+    chunk = choose_env_chunk(0, 3, 8, CPU)  # by the cores of this machine
+    told = told[begin : begin + 9]
+    assert told.pop(3).startswith("INFO memory   at least ")
+    assert told.pop().startswith("DEBUG state    kernels of the env state: ")
+    assert told == [
+        "INFO data     synthetic images, asked for by data.name: 32 training, 16 validation and 16 "
+        "test images.",
+        f"INFO hosts    3 x cifar_impaired, {host} parameters, slots r0c0, r0c1, r0c2; 3 rounds of "
+        "8 env-steps",
+        f"INFO policy   ppo, reward shaped, on {done.summary['device']}",
+        "DEBUG work     T=16 training and V=8 validation images of every host per env-step, in "
+        "batches of 16",
+        f"DEBUG compute  {layout_in_words(CPU, 1, chunk)}",
+        "DEBUG numbers  hosts compute in float32: fastest on cpu for networks of few channels",
+        "DEBUG kernels  plain torch (compute.engine=torch)",
+    ]
 
 
 def test_a_run_is_opened_by_its_folder(
@@ -117,6 +145,8 @@ def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) ->
         return
     frame = done.steps()
     assert len(frame) == 3 * 8 * 3
+    assert frame["round"].tolist() == [number for number in (1, 2, 3) for _ in range(24)]
+    assert frame["step"].tolist() == [step for step in range(1, 9) for _ in range(3)] * 3
     ends = frame[frame["step"] == frame["step"].max()]
     told = [line["accuracy"] for line in done.episodes()]
     assert ends.sort_values(["round", "env"])["accuracy"].tolist() == told

@@ -111,6 +111,67 @@ def test_a_list_for_envs_is_compared_by_configuration(tmp_path: Path) -> None:
     assert {row["reference"] for row in record["comparisons"]} == {"a task.host_lr=0.01"}
 
 
+def test_the_numbers_of_a_run_are_those_of_its_summary(tmp_path: Path) -> None:
+    asked = study(tmp_path, "a=", "b=task.host_lr=[0.01,0.5]", "envs=4", "seeds=[5]")
+    grown = {"test_accuracy": 1, "validation_accuracy": 2, "net": 3, "size": 4, "flop": 5}
+    other = {name: 10 * value for name, value in grown.items()}
+    settings = {"task.host_lr": 0.5}
+    summary = {"grown": grown, "speed": {"eps": 6}}
+    summary["configurations"] = [{"settings": settings, "grown": other}]  # type: ignore[assignment]
+    for group in asked.groups:
+        asked.folder(group, 5).mkdir(parents=True)
+        (asked.folder(group, 5) / "summary.json").write_text(json.dumps(summary))
+    names = ("test_accuracy", "validation_accuracy", "net", "parameters", "train_flop", "eps")
+    found = {"a": dict(zip(names, (1, 2, 3, 4, 5, 6), strict=True))}
+    assert command.numbers_of(asked, "a", 5) == found
+    listed = dict(zip(names, (10, 20, 30, 40, 50, 6), strict=True))
+    assert command.numbers_of(asked, "b", 5) == {"b task.host_lr=0.5": listed}
+
+
+def test_seeds_that_a_group_has_not_played_count_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = study(tmp_path, "a=", "b=policy.name=wait", "seeds=[5,9,7,8]")
+
+    def numbers(_: object, group: str, seed: int) -> dict[str, dict[str, float]]:
+        lead = {"a": 0, "b": seed - 6}[group]
+        return {group: dict.fromkeys(command.NUMBERS, 10.0 * seed + lead)}
+
+    failing = {9: {"b": "fault"}}
+    monkeypatch.setattr(command, "play_seed", lambda asked, seed, groups: failing.get(seed, {}))
+    monkeypatch.setattr(command, "numbers_of", numbers)
+    monkeypatch.setattr(command, "report_in", lambda _: "none")
+    asked.out.mkdir()
+    console = quiet()
+    assert command.compare(asked, console) == ["b seed 9: fault"]
+    told = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "seed 5: test accuracy a 50.00, b 49.00" in told
+    assert "seed 9: test accuracy a 90.00" in told
+    # differences -1, 1 and 2: two of them above; mean 0.667, deviation 1.528, t of two degrees of
+    # freedom 4.303, Hedges' factor 1 - 3 / 7; signs of 3 ranks (1.5 twice) leave p at 0.75
+    shown = "+0.67 [-3.13, +4.46] 2/3 +0.25 0.750 1.000 no difference shown"
+    assert f"b test accuracy {shown}" in told
+    assert f"b test accuracy less rent {shown}" in told
+    record = json.loads((tmp_path / "study" / "compare.json").read_text())
+    values = {"a": [50.0, 70.0, 80.0], "b": [49.0, 71.0, 82.0]}
+    overrides = {"a": [], "b": ["policy.name=wait"]}
+    assert record.pop("groups") == {
+        group: {"overrides": overrides[group]} | dict.fromkeys(command.NUMBERS, values[group])
+        for group in ("a", "b")
+    }
+    rows = record.pop("comparisons")
+    assert record == {
+        "experiment": "smoke",
+        "common": list(TINY[1:]),
+        "seeds": [5, 7, 8],
+        "confidence": 0.95,
+        "significance": 0.05,
+    }
+    assert [(row["measure"], row["differences"], row["won"]) for row in rows] == [
+        (measure, [-1.0, 1.0, 2.0], 2) for measure in ("test_accuracy", "net")
+    ]
+
+
 def test_the_tables_tell_means_over_seeds_and_differences_by_seed() -> None:
     level = {"net": (49.0, 51.0), "parameters": (7000.0, 8000.0), "train_flop": (2e9, 3e9)}
     level |= {"test_accuracy": (50.0, 52.0), "eps": (10.0, 30.0)}

@@ -89,6 +89,40 @@ def test_a_verdict_needs_the_corrected_p() -> None:
     assert row.verdict == "no difference shown"
 
 
+def test_the_least_difference_that_is_found_is_that_of_normal_samples() -> None:
+    """In standard deviations. Six seeds find what lifts all of them with a chance of 0.8, which is
+    Phi^-1(0.8^(1/6)) = 1.79; a t test needs 1.00 with 10 and 0.53 with 30.
+    """
+    found = [detectable(seeds, count) for seeds, count in ((6, 1), (10, 1), (10, 4), (30, 1))]
+    assert found == pytest.approx([1.80, 1.02, 1.39, 0.54], abs=0.005)
+
+
+def test_every_group_is_set_against_the_first_in_every_measure() -> None:
+    accuracies = {"a": [1.0, 2.0, 4.0], "b": [2.0, 2.0, 3.5], "c": [4.0, 4.0, 8.0]}
+    nets = {name: [10 * one for one in values] for name, values in accuracies.items()}
+    groups = {name: {"test_accuracy": accuracies[name], "net": nets[name]} for name in accuracies}
+    rows = compare_groups(groups)
+    differences = {"b": (1.0, 0.0, -0.5), "c": (3.0, 2.0, 4.0)}
+    assert [row[:4] for row in rows] == [
+        (name, "a", measure, tuple(scale * one for one in differences[name]))
+        for measure, scale in (("test_accuracy", 1), ("net", 10))
+        for name in ("b", "c")
+    ]
+    # ranks of 0, 0.5 and 1 are 1, 2 and 3, and the 0 has no sign; all of c lie above
+    assert [(row.p, row.wins) for row in rows] == [(1.0, 1), (0.25, 3)] * 2
+    assert [row.corrected for row in rows] == [1.0] * 4
+    assert [row.comparisons for row in rows] == [4] * 4
+    told = "3 seeds cannot show any difference at 5% over 4 comparisons: take 8 or more"
+    assert rows[0].power == told
+    many = [0.0, 1.0] * 5
+    both = {"a": [0.0] * 10, "b": many}
+    row = compare_groups({name: dict.fromkeys(MEASURES, both[name]) for name in both})[0]
+    assert (row.wins, row.spread) == (5, pytest.approx(math.sqrt(2.5 / 9)))
+    effect = row.spread * detectable(10, 2)
+    told = f"10 seeds find a difference of {effect:.2f} points in 80% of studies; smaller"
+    assert row.power == f"{told} ones stay open"
+
+
 def test_a_row_says_what_was_found() -> None:
     rows = compare_groups(study(np.random.default_rng(1), 12, -5.0))
     assert [row[:3] for row in rows] == [("b", "a", "test_accuracy"), ("b", "a", "net")]

@@ -164,6 +164,56 @@ def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path:
     assert ends == {"asked": [2, 2], "run_probe": [6, 6]}
 
 
+def test_the_record_of_a_plan_has_every_number_in_its_place() -> None:
+    memory = {"run": 100 * MIB, "program": 400 * MIB, "process": 500 * MIB, "device": 0}
+    memory |= {"per_env": 2.0 * MIB, "free": GIB, "least": 7 * MIB}
+    wanted = {
+        "name": plan_of().cfg.name,
+        "device": "cpu",
+        **{"envs": 4, "rounds": 20, "steps": 5, "ranks": 1},
+        "memory": memory,
+        **{"most_envs": 466, "fits": True, "eps": 2.0},
+        "seconds": 1.0 + 20 * 10.5 + 3.0,
+        **{"env_steps": 400, "measured_env_steps": 20},
+        "disk": {"run": 507, "per_round": 10, "free": 10**9},
+    }
+    assert plan_of(control="none").record() == wanted
+    unknown = plan_of(TOOK._replace(free=-1, device=200 * MIB), control="none")
+    found = unknown.record()
+    memory |= {"run": 200 * MIB, "device": 200 * MIB, "free": None}
+    assert found == wanted | {"memory": memory, "most_envs": None}
+    assert not plan_of(TOOK._replace(free=96 * MIB)).fits
+
+
+def rows_of(plan: Plan) -> list[str]:
+    """The lines of a plan's table, one blank between words."""
+    console = Console(file=io.StringIO(), width=160)
+    with console.capture() as found:
+        console.print(plan_table(plan))
+    return [" ".join(line.split()) for line in found.get().splitlines() if line.strip()]
+
+
+def test_the_table_of_a_plan_has_every_number_in_its_place() -> None:
+    disk = Disk(whole=3 * MIB, per_round=MIB // 4, free=5 * GIB)
+    name = plan_of().cfg.name
+    first = rows_of(plan_of(TOOK._replace(files_seconds=55.0), disk, control="none"))
+    assert first == [
+        f"{name}: rounds=20 steps=5 envs=4 on cpu",
+        "memory 100 MiB and 400 MiB for the program; 1.0 GiB free",
+        "memory per env 2.00 MiB for every further env",
+        "largest envs 466 other settings as they are",
+        "env-steps/s 2.0 5 of 5 env-steps measured",
+        "a round 1m05s 2.0 s of it the policy update",
+        "the run 21m44s with control and report",
+        "disk 3.0 MiB 0.25 MiB per round; 5.0 GiB free",
+    ]
+    gpu = TOOK._replace(device=200 * MIB, device_name="cuda:0", free=-1)
+    told = rows_of(plan_of(gpu, envs=7, ranks=2))
+    assert told[0] == f"{name}: rounds=20 steps=5 envs=7 on cuda"
+    assert told[1] == "memory 200 MiB of each of 2 ranks on cuda:0; unknown"
+    assert told[3] == "largest envs unknown other settings as they are"
+
+
 def test_the_table_says_that_its_duration_is_at_most_that() -> None:
     for early, told in ((EarlyStopConfig(), False), (EarlyStopConfig(patience=3), True)):
         console = Console(file=io.StringIO(), width=120)

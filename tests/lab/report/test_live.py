@@ -1,6 +1,7 @@
 """The page of runs that go on: what the server answers, and that it only reads."""
 
 import json
+import os
 import re
 import socket
 import threading
@@ -13,7 +14,7 @@ from report_runs import PROGRAM, line, make_run, summary, write_lines, write_rou
 
 from esper_soa.config.errors import UserError
 from esper_soa.lab.report import live
-from esper_soa.lab.report.live import HOST, Server, port_of
+from esper_soa.lab.report.live import HOST, Server, port_of, state_of
 
 
 @pytest.fixture
@@ -129,3 +130,14 @@ def test_a_port_that_is_taken_is_refused_with_what_to_do(
         r"error: port=\d+: Address already in use\. port=0 takes one that is free\n",
         capsys.readouterr().err,
     )
+
+
+def test_the_stamp_follows_number_time_and_size_of_files(tmp_path: Path) -> None:
+    stamps = [state_of([tmp_path])]
+    file = tmp_path / "metrics.jsonl"
+    for text, seconds in (("a", 5), ("ab", 5), ("ab", 7)):
+        file.write_text(text)
+        os.utime(file, (seconds, seconds))
+        stamps.append(state_of([tmp_path]))
+    assert [written for _, written in stamps] == [0.0, 5.0, 5.0, 7.0]
+    assert len({stamp for stamp, _ in stamps}) == 4

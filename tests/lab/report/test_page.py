@@ -10,7 +10,7 @@ import pytest
 from report_runs import PROGRAM, line, make_run, page_text, summary, write_round, write_table
 
 from esper_soa.config.errors import UserError
-from esper_soa.lab.report import bundle, page, write
+from esper_soa.lab.report import bundle, details, page, sections, write
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import Table, find_runs
 from esper_soa.lab.report.sections import Section, make_drawing
@@ -134,6 +134,53 @@ def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str
     assert "<td>1</td><td>4.1</td><td>0.3</td><td>0.001</td>" in text, "what the update reported"
 
 
+def test_figures_have_the_height_the_colours_and_the_words_of_what_they_draw(
+    places: dict[str, Path],
+) -> None:
+    one, several = (
+        {each["id"]: each for each in figures_in(places[name])} for name in ("run", "sweep")
+    )
+    heights = {name: figure["spec"]["height"] for name, figure in (one | several).items()}
+    # 50, and 24 a bar or 40 a row; a lane has 19, and each of two hosts two more of them
+    bars = {"shapley": 3, "terms": 3, "ops": 6, "entropy": 8, "times": 2}
+    rows = {name: 50 + 24 * count for name, count in bars.items()}
+    rows |= {"standings": 50 + 40 * 2, "blueprints": 50 + 40, "lanes": 19 * 2 * (3 + 2)}
+    assert heights == dict.fromkeys(heights, 220) | rows
+
+    def told(figure: dict) -> list[str]:
+        (*_, newest) = (layer["encoding"].get("tooltip") for layer in figure["spec"]["layer"])
+        return [field["field"] for field in newest or ()]
+
+    accuracy = ["accuracy", "accuracy_min", "accuracy_max"]
+    assert told(one["curve-accuracy"]) == ["round", *accuracy]
+    assert told(several["steps-reward"]) == ["group", "step", "step_reward", "runs"]
+    assert told(one["curve-kl"]) == ["round", "kl"]
+    for figures, time in ((one, "round"), (several, "step")):
+        (_, way, ends) = figures["cost-flop"]["spec"]["layer"]
+        fields = [[field["field"] for field in one["encoding"]["tooltip"]] for one in (way, ends)]
+        assert fields[0] == ["run", time, "accuracy", "train_gflop"]
+        assert fields[1] == ["hosts", "run", "host", "accuracy", "train_gflop"]
+    colours = several["steps-reward"]["spec"]["layer"][0]["encoding"]["color"]
+    assert colours["scale"] == {
+        "domain": ["reward=net", "reward=shaped"],
+        "range": ["var(--c1)", "var(--c2)"],
+    }
+    assert one["curve-kl"]["spec"]["layer"][0]["encoding"]["color"]["legend"] is None
+    many = sections._colours("group", [str(number) for number in range(14)])
+    assert many["colours"][11:] == ["var(--c12)", "var(--c1)", "var(--c2)"]
+    assert many["legend"] == {}
+
+
+def test_a_narrow_figure_that_nothing_stands_beside_is_wide() -> None:
+    figure = {"title": "t", "caption": "c"}
+    for narrow, wide in ((1, ["n0"]), (2, []), (3, ["n2"])):
+        figures = [figure | {"id": f"n{number}", "wide": False} for number in range(narrow)]
+        figures.insert(1, figure | {"id": "w", "wide": True})
+        text = page._section(Section("id", "title", "words", figures), "")
+        found = re.findall(r'<figure id="(\w+)" class=wide>', text)
+        assert sorted(found) == sorted([*wide, "w"])
+
+
 def test_rounds_are_the_axis_and_env_steps_are_left_to_the_lanes(places: dict[str, Path]) -> None:
     drawn = fields_drawn(places["run"])
     assert drawn["curve-accuracy", "x"] == drawn["terms", "x"] == "round"
@@ -242,6 +289,19 @@ def test_findings_and_kinds_name_the_runs_that_share_them(tmp_path: Path) -> Non
     assert rows in text
     assert '<p class="about">trial, tiny</p>' in text
     assert "trial, tiny, policy p3 …</p>" in page_text(tmp_path / "apart")
+
+
+def test_settings_that_differ_stand_side_by_side_as_far_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        make_run(tmp_path / str(seed), [line(1, 40.0)], seed, settings=f"note: n{seed}\n")
+    whole = "<tr><td>note</td><td>n0</td><td>n1</td><td>n2</td></tr>"
+    assert whole in page_text(tmp_path)
+    assert "more runs are not shown here" not in page_text(tmp_path)
+    monkeypatch.setattr(details, "MAX_COLUMNS", 2)
+    assert "<tr><td>note</td><td>n0</td><td>n1</td></tr>" in page_text(tmp_path)
+    assert "1 more runs are not shown here." in page_text(tmp_path)
 
 
 def test_a_figure_of_nothing_but_zeros_is_left_out(run: Path) -> None:

@@ -87,6 +87,16 @@ def test_runs_of_the_same_overrides_but_for_the_seed_are_a_group(tmp_path: Path)
     assert key_of(net[0]) == ("experiment=x", "reward=net")
 
 
+def test_overrides_that_decide_nothing_make_no_group(tmp_path: Path) -> None:
+    names = ("name", "run_dir", "resume", "report", "track", "profile", "device")
+    names += ("checkpoint_every", "checkpoint_keep", "hydra.job.num", "compute.engine")
+    names += ("telemetry.level", "+seed")
+    decisive = ("seeds=1", "names=a", "data.name=x", "checkpoint=y", "hydra=z", "rounds=2")
+    overrides = [*(f"{name}=1" for name in names), *decisive]
+    run = read_run(make_run(tmp_path / "run", overrides=overrides))
+    assert key_of(run) == tuple(sorted(decisive))
+
+
 def test_settings_that_differ_are_listed_with_each_runs_value(tmp_path: Path) -> None:
     one = read_run(make_run(tmp_path / "one", seed=1, settings="  extra: 3\n"))
     other = read_run(make_run(tmp_path / "other", seed=2))

@@ -1,13 +1,17 @@
 """The numbers that figures are drawn from."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_runs import line, make_run, summary, write_round, write_table
 
 from esper_soa.lab.report import env_steps, lanes, run_tables
+from esper_soa.lab.report.groups import FinishedGroup
 from esper_soa.lab.report.run_files import RunRecord, Table, read_round, read_run
 from esper_soa.lab.report.run_tables import table_of
+from esper_soa.training.statistics import Interval
 from esper_soa.vocabulary import HEAD_NAMES
 
 
@@ -36,6 +40,81 @@ def test_rounds_have_what_their_lines_say_and_means_are_over_the_runs_that_have_
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
+def test_every_column_of_a_row_has_its_own_number(tmp_path: Path) -> None:
+    spread = {"mean": 2.0, "min": 1.0, "max": 4.0}
+    update = {"explained_variance": 0.25, "approx_kl": 0.5, "kl": 9.0}
+    one = line(7, 40.0, reward=spread, eps=30.0, train_flop=5e9, parameters=6.0, update=update)
+    run = replace(read_run(make_run(tmp_path / "one", [one])), group="mine")
+    row = {
+        "group": "mine",
+        "run": "one",
+        "round": 7,
+        **{"accuracy": 40.0, "accuracy_min": 37.0, "accuracy_max": 42.0},
+        **{"reward": 2.0, "reward_min": 1.0, "reward_max": 4.0},
+        **{"val_loss": 2.1, "parameters": 6.0, "eps": 30.0},
+        **{"explained_variance": 0.25, "kl": 0.5, "train_gflop": 5.0},
+    }
+    assert list(run_tables.round_rows([run])) == [row]
+    bare = dict.fromkeys(row) | {"group": "mine", "run": "one", "round": 8}
+    assert list(run_tables.round_rows([replace(run, rounds=[{"round": 8}])])) == [bare]
+    numbers = {name: value for name, value in row.items() if name not in ("group", "run", "round")}
+    means = run_tables.mean_rows(table_of([row, row | {"kl": 1.5}]), "round")
+    assert list(means) == [{"group": "mine", "round": 7, "runs": 2} | numbers | {"kl": 1.0}]
+
+
+def test_a_table_has_six_digits_and_texts_by_their_codes() -> None:
+    rows = [{"a": 1234.5678, "b": "x", "c": 1234567}, {"a": None, "b": "y"}, {"b": "x", "c": 2}]
+    table = table_of(rows)
+    assert table == {
+        "a": [1234.57, None, None],
+        "b": ["x", "y", "x"],
+        "c": [1234567, None, 2],
+    }
+    packed = {"names": ["x", "y"], "codes": [0, 1, 0]}
+    assert run_tables.pack_table(table) == table | {"b": packed}
+    assert run_tables.pack_table({"a": []}) == {"a": []}
+
+
+def test_rows_at_the_end_of_runs_have_every_number_in_its_column(tmp_path: Path) -> None:
+    episode = {
+        "validation_accuracies": [1.0, 2.0],
+        "test_accuracies": [3.0, 4.0],
+        "parameters": [5.0, 6.0],
+        "train_flop": [7e9, 8e9],
+        "settings": {"task.host_lr": [0.1, 0.2], "data.share": [0.5, 1.0]},
+    }
+    end = summary([50.0, 53.0], 4.0) | {"control": {"episodes": [episode]}}
+    run = replace(read_run(make_run(tmp_path / "one", ended=end | {"grown": {}})), group="mine")
+    hosts = [{"group": "mine", "run": "one", "hosts": "control", "host": env} for env in (0, 1)]
+    ends = [
+        {"accuracy": 1.0 + env, "test_accuracy": 3.0 + env, "parameters": 5.0 + env}
+        | {"train_gflop": 7.0 + env}
+        for env in (0, 1)
+    ]
+    expected = [host | numbers for host, numbers in zip(hosts, ends, strict=True)]
+    assert list(run_tables.host_rows([run])) == expected
+    assert list(run_tables.setting_rows([run])) == [
+        {"run": "one", "hosts": "control", "setting": name, "host": env, "value": values[env]}
+        | {"test_accuracy": 3.0 + env, "parameters": 5.0 + env}
+        for name, values in episode["settings"].items()
+        for env in (0, 1)
+    ]
+    assert list(run_tables.final_rows([run])) == []
+    ended = replace(run, summary=end)
+    final = {"group": "mine", "run": "one", "accuracy": 51.5, "gain": 4.0}
+    assert list(run_tables.final_rows([ended, run])) == [final]
+    single = FinishedGroup("a", 1, 2, Interval(5.0, -math.inf, math.inf), None, 6.0, 7e9)
+    both = single._replace(accuracy=Interval(5.0, 4.0, 8.0), gain=Interval(1.0, -1.0, 3.0))
+    unknown = {"gain": None, "gain_low": None, "gain_high": None}
+    head = {"group": "a", "runs": 1, "left_out": 2, "parameters": 6.0, "train_gflop": 7.0}
+    assert list(run_tables.standing_rows([both, single])) == [
+        head
+        | {"accuracy": 5.0, "accuracy_low": 4.0, "accuracy_high": 8.0}
+        | {"gain": 1.0, "gain_low": -1.0, "gain_high": 3.0},
+        head | {"accuracy": 5.0, "accuracy_low": None, "accuracy_high": None} | unknown,
+    ]
+
+
 def test_parts_of_a_round_have_names_and_zeros_are_left_out(run: RunRecord, tmp_path: Path) -> None:
     # 10 to 15 decisions: 75 in all
     shares = [100 * count / 75 for count in range(10, 16)]
@@ -56,7 +135,8 @@ def test_parts_of_a_round_have_names_and_zeros_are_left_out(run: RunRecord, tmp_
 def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Path) -> None:
     def fate(kept: int, gain: float, pruned: int, churn: float) -> dict:
         counts = {"germinated": 5, "fossilized": kept, "pruned": pruned}
-        return {"norm": counts | {"mean_gain": gain, "mean_churn": churn}}
+        means = {"mean_gain": gain, "mean_churn": churn, "mean_contribution": 10 * gain}
+        return {"norm": counts | means}
 
     lines = [
         line(1, 40.0, blueprints=fate(1, 2.0, 4, 1.0)),
@@ -68,7 +148,7 @@ def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Pa
     assert (found["germinated"], found["fossilized"], found["pruned"]) == ([12], [4], [5])
     assert found["fossil_gain"] == [5.0]
     assert found["churn"] == [0.0]
-    assert found["fossil_contribution"] == [None]
+    assert found["fossil_contribution"] == [50.0]
     assert found["kept"] == [pytest.approx(100 * 4 / 9, rel=1e-5)]
 
 
@@ -139,6 +219,7 @@ def played(run: RunRecord) -> RunRecord:
     steps = [{"step": step, "env": 1, "accuracy": 10.0 * step} for step in range(1, 7)]
     seeds = [
         {"slot": "r0c1", "stage": stage, "alpha": alpha, "contribution": worth, "seed": 1}
+        | {"blueprint": "norm", "shapley": 0.25}
         for stage, alpha, worth in LIFE
     ]
     write_table(run.path, "slots", 1, [at | seed for at, seed in zip(steps, seeds, strict=True)])
@@ -156,6 +237,11 @@ def test_an_env_step_is_a_row_of_a_lane_where_there_is_room_else_what_stands_sti
     assert list(zip(found["from"], found["to"], strict=True)) == [(n, n + 1) for n in range(1, 6)]
     told = zip(found["stage"], found["alpha"], found["contribution"], strict=True)
     assert list(told) == list(LIFE[1:])
+    assert next(iter(lanes.lane_rows(chosen))) == {
+        **{"run": "run", "round": "1 (last, best, first)", "hosts": "0 to 1", "host": 1},
+        **{"slot": "r0c1", "stage": "training", "seed": 1.0, "alpha": 0.0, "from": 1, "to": 2},
+        **{"base": -9.0, "blueprint": "norm", "contribution": 1.0, "shapley": 0.25},
+    }
     # three slots below a name two lanes high, host 1 below host 0: 5 + 2, then the second slot
     assert set(found["base"]) == {-9.0}
     marks = table_of(lanes.mark_rows(chosen))

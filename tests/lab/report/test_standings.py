@@ -7,7 +7,7 @@ from report_runs import line, make_run, summary
 
 from esper_soa.lab.report.groups import RunGroup, pairs, standings
 from esper_soa.lab.report.run_files import part, read_run
-from esper_soa.lab.report.text import flop_in_words, tiles_of, verdict_of
+from esper_soa.lab.report.text import flop_in_words, p_value, tiles_of, verdict_of
 
 
 def group(
@@ -68,6 +68,20 @@ def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path)
     assert found[1].difference is None, "of other seeds there are no pairs"
 
 
+def test_only_groups_that_have_played_each_seed_once_are_paired_by_seed(tmp_path: Path) -> None:
+    one, other = (group(tmp_path, name, [40.0, 43.0]) for name in ("a", "b"))
+    (pair,) = pairs([one, other])
+    assert pair.difference == (0.0, 0.0, 0.0)
+    again = group(tmp_path, "c", [50.0, 53.0])
+    twice = RunGroup("twice", [*one.runs, *again.runs])
+    for first, second in ((twice, other), (other, twice)):
+        (pair,) = pairs([first, second])
+        assert pair.difference is None
+    single = [group(tmp_path, name, [40.0]) for name in ("d", "e")]
+    (pair,) = pairs(single)
+    assert pair.difference is None
+
+
 def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path) -> None:
     ends = [1.0, 2.0, 3.0, 4.0]
     apart = [group(tmp_path, "a", ends), group(tmp_path, "b", [10 + end for end in ends])]
@@ -125,6 +139,68 @@ def test_the_verdict_begins_so(
 ) -> None:
     made = [group(tmp_path, str(place), one) for place, one in enumerate(groups)]
     assert verdict_of(made).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("gains", "words"),
+    [
+        (
+            (2.0, 2.2),
+            "Growth paid: +2.10 points [+0.83, +3.37] over the control, mean of 2 runs; {}.",
+        ),
+        (
+            (-2.0, -2.2),
+            "Growth cost accuracy: -2.10 points [-3.37, -0.83] against the control, mean of 2 "
+            "runs; {}.",
+        ),
+        (
+            (2.0, 3.0),
+            "No difference from the control that 2 runs could show: +2.50 points [-3.85, +8.85]; "
+            "{}.",
+        ),
+        (
+            (-2.0, -3.0),
+            "No difference from the control that 2 runs could show: -2.50 points [-8.85, +3.85]; "
+            "{}.",
+        ),
+        ((2.0, None), "{}; not all of them have a control to be set beside."),
+    ],
+)
+def test_the_verdict_of_several_seeds_is_a_whole_sentence(
+    tmp_path: Path, gains: tuple[float | None, ...], words: str
+) -> None:
+    runs = []
+    for seed, gain in enumerate(gains):
+        end = summary([40.0 + 2 * seed, 40.0 + 2 * seed], gain or 0.0)
+        end |= {"difference": None} if gain is None else {}
+        runs.append(read_run(make_run(tmp_path / str(seed), seed=seed, ended=end)))
+    # 40 and 42: standard error 1, t of one degree of freedom 12.7062
+    ended = "2 runs end at 41.00 [28.29, 53.71] %"
+    assert verdict_of([RunGroup("a", runs)]) == words.format(ended)
+    tiles = {one.title: (one.value, one.note) for one in tiles_of([RunGroup("a", runs)])}
+    over = {} if None in gains else {"over the control": f"{sum(gains) / 2:+.2f} points"}  # type: ignore[arg-type]
+    values = {"runs": "2", "groups": "1", "test accuracy": "41.00 %"} | over
+    assert {title: value for title, (value, _) in tiles.items()} == values | {
+        "parameters of a host": "7,000"
+    }
+    assert tiles["runs"][1] == "2 finished"
+
+
+def test_the_verdict_of_groups_corrects_for_all_comparisons(tmp_path: Path) -> None:
+    ends = [1.0, 2.0, 3.0, 4.0]
+    labels = {"a": 0.0, "b": 10.0, "c": 20.0}
+    apart = [group(tmp_path, name, [more + end for end in ends]) for name, more in labels.items()]
+    # 2 of 70 ways for each of three pairs; standard error of four ends 0.6455, t 3.1824
+    assert verdict_of(apart) == (
+        "“c” ends highest, 22.50 [20.45, 24.55] %, not surely ahead of “b” at 12.50 [10.45, 14.55] "
+        "% (p = 0.086, exact, corrected for 3 comparisons)."
+    )
+    waiting = group(tmp_path, "d", [None])
+    told = "Only “a” of 2 groups has runs at their end: 2.50 [0.45, 4.55] %."
+    assert verdict_of([apart[0], waiting]) == told
+    assert p_value(0.001) == "0.001"
+    assert p_value(0.00099) == "1e-03"
+    assert p_value(0.0123) == "0.012"
 
 
 def test_flop_are_told_by_their_order() -> None:

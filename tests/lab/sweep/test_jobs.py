@@ -17,9 +17,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from program import wait_until
 
+from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.paths import config_dir
-from esper_soa.config.settings import register_schema
+from esper_soa.config.settings import TrainConfig, register_schema
+from esper_soa.lab.sweep import jobs
 from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, read_records, save_record, watch
+from esper_soa.lab.sweep.plugins import PLUGIN_PACKAGE, check_job
 from esper_soa.runtime.signals import Interrupted
 
 LONG = 20  # seconds of a job that must not come to its end
@@ -72,3 +75,82 @@ def test_a_job_ends_where_nobody_waits_for_it_any_more(job: JobRecord, tmp_path:
         wait_until(started.exists)
         process.stdin.close()
     assert read_records(tmp_path)[0].status == STOPPED
+
+
+@pytest.mark.parametrize(
+    ("comes", "status", "value", "message"),
+    [
+        (50.5, jobs.DONE, 50.5, ""),
+        (PrunedError(3, 41.25), jobs.PRUNED, 41.25, "pruned after 3 rounds at 41.25 % accuracy"),
+        (UserError("why\nnot"), jobs.FAILED, None, "why not"),
+        (KeyError("x"), jobs.FAILED, None, "KeyError: 'x'"),
+        (Interrupted(signal.SIGTERM), jobs.STOPPED, None, "stopped by SIGTERM"),
+        (SystemExit(7), jobs.STOPPED, None, "stopped by the launcher"),
+    ],
+)
+def test_what_a_job_comes_to_is_recorded(
+    job: JobRecord,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    comes: float | BaseException,
+    status: str,
+    value: float | None,
+    message: str,
+) -> None:
+    def task(composed: object) -> float:
+        if isinstance(comes, BaseException):
+            raise comes
+        return comes
+
+    monkeypatch.setattr(jobs, "pruner", lambda composed: ())
+    composed = OmegaConf.create({})
+    if isinstance(comes, SystemExit | KeyError):
+        with pytest.raises(type(comes)):
+            jobs.run_here(task, composed)
+    else:
+        assert jobs.run_here(task, composed) == value
+    assert read_records(tmp_path) == {0: job.ended(status, value, message)}
+
+
+@pytest.mark.parametrize("status", [jobs.PRUNED, jobs.FAILED])
+def test_a_job_that_has_ended_is_not_played_again(
+    job: JobRecord, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    composed = OmegaConf.create({})
+    before = job.ended(status, 40.0, "pruned after 3 rounds")
+    accuracy: float | None = 51.0
+    goes_on = True
+    monkeypatch.setattr(jobs, "job_settings", lambda composed: TrainConfig())
+    monkeypatch.setattr(jobs, "check_job", lambda hydra, settings: None)
+    monkeypatch.setattr(jobs, "finished_accuracy", lambda folder, settings: accuracy)
+    monkeypatch.setattr(jobs, "resumes", lambda folder, settings: goes_on)
+    assert jobs.finished_record(composed, job, None) == job.ended(jobs.DONE, 51.0)
+    assert jobs.finished_record(composed, job, before) == job.ended(jobs.DONE, 51.0)
+    accuracy = None
+    assert jobs.finished_record(composed, job, None) is None
+    found = jobs.finished_record(composed, job, before)
+    assert found == (before if status == jobs.PRUNED else None)
+    goes_on = False
+    assert jobs.finished_record(composed, job, before) is None
+
+
+def test_a_job_of_a_sweep_has_neither_a_folder_nor_a_checkpoint_of_its_own(
+    job: JobRecord, tmp_path: Path
+) -> None:
+    context = HydraConfig.get()
+    ranks = TrainConfig(ranks=2)
+    for allowed in (TrainConfig(), TrainConfig(resume="auto", run_dir=str(tmp_path)), ranks):
+        check_job(context, allowed)
+    for cfg, told in (
+        (TrainConfig(resume="there"), "resume=there: must be auto, as the jobs of a sweep cannot"),
+        (TrainConfig(run_dir=str(tmp_path / "0")), "the folders of this sweep are in"),
+    ):
+        with pytest.raises(UserError, match=told):
+            check_job(context, cfg)
+    OmegaConf.update(context, "sweeper._target_", f"{PLUGIN_PACKAGE}.search.OptunaSweeper")
+    OmegaConf.update(context, "sweeper.pruner", "median", force_add=True)
+    with pytest.raises(UserError, match=r"hydra.sweeper.pruner=median: must be none with ranks=2"):
+        check_job(context, ranks)
+    check_job(context, TrainConfig())
+    OmegaConf.update(context, "sweeper.pruner", "none")
+    check_job(context, ranks)

@@ -124,6 +124,43 @@ SWEEPER = {
 }
 
 
+def test_the_study_chooses_and_prunes_as_it_is_asked_to(tmp_path: Path) -> None:
+    def made(**changed: object) -> "optuna.Study":
+        folder = tmp_path / str(len([*tmp_path.iterdir()]))
+        folder.mkdir()
+        return search.load_study(OmegaConf.create(SWEEPER | changed), folder)
+
+    first = made(sampler="tpe", startup_trials=3, warmup_rounds=2)
+    assert isinstance(first.sampler, optuna.samplers.TPESampler)
+    assert (first.sampler._n_startup_trials, first.sampler._constant_liar) == (3, True)
+    assert made(sampler="tpe", n_jobs=1).sampler._constant_liar is False
+    assert isinstance(made().sampler, optuna.samplers.RandomSampler)
+    assert isinstance(first.pruner, optuna.pruners.MedianPruner)
+    assert (first.pruner._n_startup_trials, first.pruner._n_warmup_steps) == (3, 2)
+    for rounds, least in ((0, 1), (1, 1), (4, 4)):
+        halving = made(pruner="halving", warmup_rounds=rounds).pruner
+        assert isinstance(halving, optuna.pruners.SuccessiveHalvingPruner)
+        assert halving._min_resource == least
+    assert isinstance(made(pruner="none").pruner, optuna.pruners.NopPruner)
+    assert first.direction == optuna.study.StudyDirection.MAXIMIZE
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        *(("n_trials", 1), ("n_jobs", 1), ("startup_trials", 1)),
+        *(("warmup_rounds", 0), ("seed", 0)),
+    ],
+)
+def test_numbers_of_a_search_have_a_least(tmp_path: Path, name: str, least: int) -> None:
+    space = search.space_of(["envs=1,2"])
+    for value in (least - 1, 1.5):
+        told = f"hydra.sweeper.{name}={value}: must be a whole number of at least {least}"
+        with pytest.raises(UserError, match=told):
+            search.open_study(OmegaConf.create(SWEEPER | {name: value}), tmp_path, space, False)
+    search.open_study(OmegaConf.create(SWEEPER | {name: least}), tmp_path, space, False)
+
+
 def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_all_play(
     tmp_path: Path,
 ) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from esper_soa.lab.sweep import plugins
 from esper_soa.lab.sweep.jobs import (
     DONE,
     FAILED,
@@ -19,6 +21,7 @@ from esper_soa.lab.sweep.jobs import (
     save_record,
 )
 from esper_soa.lab.sweep.summary import end_sweep, list_jobs
+from hydra_plugins.esper_soa_sweeps.sweeps import SweepCallback
 
 
 def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:
@@ -65,6 +68,11 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
 ) -> None:
     jobs = [JobRecord(n, [f"seed={n + 1}", "slots=[r0c0]"], str(tmp_path / str(n))) for n in (0, 1)]
     save_record(tmp_path, jobs[0].ended(DONE, 12.345))
+    for place in range(2):  # that of a job that was killed is an older one's
+        (tmp_path / str(place)).mkdir()
+        grown = {"validation_accuracy": 12.345, "test_accuracy": 10.0, "net": 9.25, "flop": 3.0}
+        summary = {"grown": grown | {"size": 7000.4}, "wall_seconds": 65.0}
+        (tmp_path / str(place) / "summary.json").write_text(json.dumps(summary))
     save_record(tmp_path, jobs[1].ended(KILLED, None, "by\nSIGKILL"))
     shown = io.StringIO()
     hydra = hydra_of(tmp_path, sweeper="another")
@@ -74,10 +82,20 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
         for line in shown.getvalue().splitlines()
         if line.split()[:1] in (["0"], ["1"]) and line[0] == " "
     ]
-    assert rows == [["0", "seed=1", "done", "12.35"], ["1", "seed=2", "killed"]]
+    ended = ["0", "seed=1", "done", "12.35", "11.59", "7,000", "1m05s"]
+    assert rows == [ended, ["1", "seed=2", "killed"]]
+    counts = f"1 done, 1 killed; resume=auto plays what is not done; written to {tmp_path}"
+    assert counts in shown.getvalue()
     assert capsys.readouterr().err == "failed jobs:\n  #1 seed=2 slots=[r0c0]: by SIGKILL\n"
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert written["common"] == ["slots=[r0c0]"]
+    # validation accuracy less the rent, which is what the test accuracy is above its net
+    first = {"accuracy": 12.345, "net": 12.345 + 9.25 - 10.0, "parameters": 7000.4, "seconds": 65.0}
+    head = {"job": 0, "overrides": ["seed=1"], "status": "done", "folder": str(tmp_path / "0")}
+    assert written["jobs"][0] == head | first | {"message": ""}
+    killed = {"job": 1, "overrides": ["seed=2"], "status": "killed", "message": "by\nSIGKILL"}
+    unknown = dict.fromkeys(first) | {"folder": str(tmp_path / "1")}
+    assert written["jobs"][1] == killed | unknown
     save_record(
         tmp_path, JobRecord(1, ["seed=2", "slots=[r1c1]"], str(tmp_path / "1")).ended(DONE, 1.0)
     )
@@ -89,3 +107,42 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
 
 def test_a_sweep_without_a_job_is_no_success(tmp_path: Path) -> None:
     assert not end_sweep(hydra_of(tmp_path, sweeper="another"), Console(file=io.StringIO()))
+
+
+SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
+OURS = "hydra_plugins.esper_soa_sweeps.submitit"
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken", "alone"),
+    [
+        (f"{SUBMITIT}.LocalLauncher", f"{OURS}.LocalJobs", True),
+        (f"{SUBMITIT}.SlurmLauncher", f"{OURS}.SlurmJobs", True),
+        (BASIC, BASIC, False),
+    ],
+)
+def test_a_sweep_takes_the_launchers_that_lose_no_job_and_a_sweeper_that_keeps_records(
+    monkeypatch: pytest.MonkeyPatch, asked: str, taken: str, alone: bool
+) -> None:
+    folder = "/a b/it's"
+    told = []
+    monkeypatch.setattr(plugins, "sweep_folder", lambda config: Path(folder))
+    monkeypatch.setattr(HydraConfig.instance(), "set_config", told.append)
+    hydra = {
+        "sweep": {"dir": "elsewhere"},
+        "overrides": {"hydra": []},
+        "launcher": {"_target_": asked},
+        "sweeper": {"_target_": "chosen", "params": {}},
+    }
+    config = OmegaConf.create({"hydra": hydra})
+    OmegaConf.set_readonly(config.hydra, True)
+    SweepCallback().on_multirun_start(config)
+    assert told == [config, config]
+    assert config.hydra.sweep.dir == folder
+    assert list(config.hydra.overrides.hydra) == [r"hydra.sweep.dir='/a b/it\'s'"]
+    assert config.hydra.launcher == {"_target_": taken}
+    target = "hydra_plugins.esper_soa_sweeps.sweeps.JobSweeper"
+    around = {"_target_": target, "_recursive_": False, "sweeper": hydra["sweeper"]}
+    assert config.hydra.sweeper == around
+    assert plugins.has_separate_process(config.hydra) == alone

@@ -78,6 +78,30 @@ def test_the_last_event_says_where_a_slot_stands(events: list[Row], recorded: Re
     assert changes > 60
 
 
+def test_an_event_tells_of_its_seed_and_host_what_the_other_tables_say(
+    events: list[Row], recorded: Recorded
+) -> None:
+    slots = {(row["step"], row["env"], row["slot"]): row for row in rows_of(recorded, "slots")}
+    hosts = {(row["step"], row["env"]): row for row in rows_of(recorded, "steps")}
+    of_seed = ("seed", "blueprint", "seed_age", "stage_age", "alpha", "contribution")
+    told = 0
+    for event in events:
+        at = event["step"], event["env"]
+        same = {"accuracy": (event["accuracy"], hosts[at]["accuracy"])}
+        if event["slot"] is None:
+            same |= {name: (event[name], None) for name in ("blueprint", "stage_from", "stage_to")}
+            same |= {name: (event[name], np.nan) for name in ("seed", "alpha", "accuracy_gain")}
+        elif event["kind"] not in ("germinated", "emptied"):
+            slot = slots[*at, event["slot"]]
+            if slot["stage"] not in ("empty", "embargoed", "resetting"):
+                names = (*of_seed, "accuracy_gain")
+                same |= {name: (event[name], slot[name]) for name in names}
+                told += 1
+        for name, (found, wanted) in same.items():
+            assert found == wanted or (found != found and wanted != wanted), (name, event)
+    assert told > 60
+
+
 SOURCES = {"G1": "germinated", "G2": "training", "G3": "blending", "G5": "holding"}
 
 

@@ -392,3 +392,16 @@ def test_an_answer_that_the_disk_has_no_room_for_ends_with_a_failure(tmp_path: P
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     told = "error: standard output could not be written (No space left on device)\n"
     assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_a_table_has_a_row_up_to_the_limit_and_numbers_of_six_digits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [(1234.56789, None, "x"), (3, 0.5, "[y]"), (1, 2, 3)]
+    query.show(rows, ("a", "b", "c"), query.SETTINGS | {"limit": "2"})
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["a", "b", "c"] in told
+    assert ["1234.57", "x"] in told
+    assert ["3", "0.5", "[y]"] in told
+    assert ["1", "rows", "more:", "limit=3", "shows", "all"] in told
+    assert ["1", "2", "3"] not in told

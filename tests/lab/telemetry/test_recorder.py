@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -19,6 +20,7 @@ from esper_soa.lab.telemetry.table_files import read_file, read_table, table_fil
 from esper_soa.runtime.files import WriteErrors
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.callbacks import Recorder
+from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +71,15 @@ def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, lev
     assert read_table(tmp_path, "steps", rounds=[2])["round"].tolist() == [2] * 12
     facts = read_file(table_path(tmp_path, "slots", 1), "slots").facts
     assert (facts["table"], facts["schema"], facts["complete"]) == ("slots", "1", "true")
-    legend = json.loads(facts["legend"])
-    assert (legend["slots"], legend["ops"][1]) == ([*recorded.legend.slots], "germinate")
+    assert json.loads(facts["legend"]) == {
+        "ops": [*OP_NAMES],
+        "slots": [*recorded.legend.slots],
+        "blueprints": [*recorded.legend.blueprints],
+        "styles": [*STYLE_NAMES],
+        "curves": [*CURVE_NAMES],
+        "stages": [*STAGE_NAMES],
+        "heads": [*HEAD_NAMES],
+    }
     assert "dropped" not in facts
     TableFolder(tmp_path).truncate(1)
     assert all(list(table_files(tmp_path, table)) == [1] for table in tables)
@@ -97,6 +106,23 @@ def test_a_round_in_progress_is_written_now_and_then_and_kept_as_far_as_it_came(
         whole = read_file(table_path(tmp_path, "steps", number), "steps")
         assert whole.facts["complete"] == complete
         assert whole.values["step"].tolist() == twice(steps)
+
+
+@pytest.mark.parametrize(("took", "due"), [(3.0, 5.0 + 20 * 3.0), (0.01, 2.01 + 1.0)])
+def test_a_round_in_progress_is_written_again_after_the_interval_and_seldom_where_that_is_dear(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: float, due: float
+) -> None:
+    recorder = made(recorded, tmp_path, interval=1.0)
+    first, second, third = columns(recorder, recorded)[:3]
+    clock = iter((0.0, 0.5, 2.0, 2.0 + took))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    path = table_path(tmp_path, "steps", 1)
+    recorder._handle((1, 1, first))
+    recorder._handle((1, 2, second))
+    assert not path.exists()
+    recorder._handle((1, 3, third))
+    assert path.exists()
+    assert recorder._due == pytest.approx(due)
 
 
 class HeldWriter:

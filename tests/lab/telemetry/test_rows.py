@@ -162,6 +162,18 @@ def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> N
         assert_column(table[name], [one.get(name) for one in slots], gradients)
 
 
+def test_a_ratio_of_gradients_is_null_where_it_is_not_known(recorded: Recorded) -> None:
+    numbers = recorded.played.numbers.copy()
+    place = recorded.played.places["slot.gradient_ratio_known"]
+    numbers[::2, :, place] = 0
+    rows = MAKERS["slots"](recorded.played._replace(numbers=numbers))
+    known = numbers[:, :, place].astype(bool) & recorded.played.flag("slot.gradient_measured")
+    assert 0 < known.sum() < known.size
+    ratios = rows["gradient_ratio"]
+    assert isinstance(ratios, np.ndarray)
+    np.testing.assert_array_equal(np.isnan(ratios), ~known.flatten())
+
+
 def test_a_seed_that_was_born_in_env_steps_that_are_missing_is_another_than_its_predecessor(
     recorded: Recorded,
 ) -> None:

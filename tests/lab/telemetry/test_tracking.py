@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from program import ENVIRONMENT, TINY, command
@@ -102,6 +103,30 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone_which_the_summary
     assert told == {"level": "events", "env_steps": 12, "dropped": {"sink": 3}}
     lacks = "track    sink lacks 3 lines: OSError: no route to host"
     assert lacks in (tmp_path / "log.txt").read_text()
+
+
+def test_trackers_are_told_the_finite_numbers_by_their_places() -> None:
+    record = {
+        "round": 3,
+        "update": {"kl": 0.5, "loss": float("nan"), "heads": {"op": 2, "slot": float("inf")}},
+        "done": True,
+        "anomalies": ["a"],
+        "name": "x",
+        "none": None,
+    }
+    found = list(module.numbers_of(record))
+    assert found == [("round", 3.0), ("update/kl", 0.5), ("update/heads/op", 2.0), ("done", 1.0)]
+    assert all(type(value) is float for _, value in found)
+
+
+def test_all_trackers_together_are_waited_for_so_long() -> None:
+    workers = {name: mock.Mock(dropped=count, reason="") for name, count in (("a", 0), ("b", 2))}
+    tracking = Tracking([])
+    tracking._workers = dict(workers)
+    assert tracking.finish() == {"b": 2}
+    for worker in workers.values():
+        assert worker.method_calls == [mock.call.insist((0, {})), mock.call.close(15.0)]
+    assert tracking.finish() == {}
 
 
 def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
