@@ -148,8 +148,8 @@ class EpisodeRunner:
             self.earned += [torch.zeros_like(rewards) for rewards in self.earned[-1:]] * steps_left
         if self.rollout is not None and self.player.learner is not None:
             self.player.learner.fill_rewards_(self.rollout, torch.stack(self.earned))
-            memory = restart(self.memory, self.fresh, state.guard.panic)
-            self.rollout.bootstrap.copy_(self.player.agent.act(env.current_view(), memory)[0].value)
+            view = env.current_view()
+            self.rollout.bootstrap.copy_(self.player.agent.act(view, self.memory)[0].value)
         self.profile.on_phase_end("policy")
         counts = world.rules.reward.counts
         result = self.metrics.read(state, counts, world.reduction, world.settings)
