@@ -37,6 +37,7 @@ class SlotTable(NamedTuple):
     programs: Tensor  # int32 [codes, 1 + parts, FIELDS]
     maps: int
     lanes: int  # channels of a tile
+    units: int  # hidden units of a tile
     stride: int  # numbers per pixel of a map: whole vectors of 16 bytes in 16 bits
     gate_at: int
     gate_hidden: int
@@ -61,7 +62,8 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     programs = program.programs(shape.blueprints, channels)
     hidden = GATE.hidden.of(channels)
     widest = max(channels, hidden, program.widest(programs))
-    sizes = program.num_maps(programs), lanes_of(widest), -(-widest // 8) * 8
+    units = lanes_of(max(hidden, program.most_hidden(programs)))
+    sizes = program.num_maps(programs), lanes_of(widest), units, -(-widest // 8) * 8
     gate_at = row_layout(shape, number).seed
     device_programs = torch.from_numpy(programs).to(device)
     return SlotTable(number, len(shape.slots), channels, device_programs, *sizes, gate_at, hidden)
@@ -104,7 +106,7 @@ def slot_of(
     tile = min(chosen.pixels, padded(size[0] * size[1]))
     columns = chosen.columns, max(1, chosen.columns // lanes)
     group = chosen.group, max(1, chosen.group // lanes), size[0] * size[1] % tile == 0
-    sizes = *size, table.channels, work.maps.shape[3], lanes, tile, *columns, *group
+    sizes = *size, table.channels, work.maps.shape[3], lanes, table.units, tile, *columns, *group
     known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
     shape = SlotShape(*constants(*sizes, *known, *product_precision(dtype)))
     place = tl.constexpr(table.number), tl.constexpr(table.num_slots)
