@@ -25,7 +25,11 @@ from esper_soa.nets.seeds.pools import row_layout
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MAX_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
-MAX_REGISTERS = 168  # of narrow slots: three programs find room on a multiprocessor
+SMALL_LANES = 32
+SMALL_MAP = 8192  # numbers of an image
+FEW_REGISTERS = 168  # of a thread: three programs find room on a multiprocessor
+MAX_REGISTERS = 255  # two programs
+NO_EAGER_LOADS = "--register-usage-level=0"  # of ptxas, which else spills registers for them
 
 
 class SlotTable(NamedTuple):
@@ -123,7 +127,9 @@ def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor)
 
     pooled: gradient of the pooled features, where the slot has a pool.
     """
-    slot_backward_kernel[gradient.shape[:2]](slot, gradient, pooled, codes, **_options(slot))
+    slot_backward_kernel[gradient.shape[:2]](
+        slot, gradient, pooled, codes, **_options(slot, backward=True)
+    )
 
 
 def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
@@ -133,9 +139,10 @@ def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch:
     """
     num_nets, splits = partials[0].shape[:2]
     parts = max(slot.shape.parts.value for slot in slots)
+    options = _options(*slots, backward=True) | {"num_slots": len(slots)}
     share = Share(batch, triton.cdiv(batch, splits), tl.constexpr(parts))
     seed_weights_kernel[num_nets, splits, len(slots) * (parts + 1)](
-        slots, tuple(map(rows, partials)), share, num_slots=len(slots), **_options(*slots)
+        slots, tuple(map(rows, partials)), share, **options
     )
 
 
@@ -160,9 +167,17 @@ def branch_(
     )
 
 
-def _options(*slots: KernelSlot) -> dict[str, int]:
+def _options(*slots: KernelSlot, backward: bool = False) -> dict[str, int | str]:
     """Of a launch; with one stage loads stay behind the barriers after the stores they read."""
-    lanes = max(slot.shape.lanes.value for slot in slots)
-    warps = max(4, lanes // 8)
-    limit = {"maxnreg": MAX_REGISTERS} if lanes <= 16 else {}
-    return {"num_warps": warps, "num_stages": 1} | limit
+    few = all(_takes_few_registers(slot, backward) for slot in slots)
+    limit = FEW_REGISTERS if few else MAX_REGISTERS
+    return {"num_stages": 1, "maxnreg": limit, "ptx_options": NO_EAGER_LOADS}
+
+
+def _takes_few_registers(slot: KernelSlot, backward: bool) -> bool:
+    """The assembler unrolls loops over a map of known size, in backward passes with many loads."""
+    shape = slot.shape
+    lanes = shape.lanes.value
+    numbers = shape.height.value * shape.width.value * lanes
+    is_small = slot.maps.dtype.itemsize == 2 and numbers <= SMALL_MAP
+    return lanes <= SMALL_LANES and (is_small or not backward)

@@ -26,6 +26,7 @@ from esper_soa.nets.sgd import CLIP_EPS, Rules
 from esper_soa.state import STATE_FLOAT
 
 TILE = 512  # columns that a program moves
+STEP_REGISTERS = 64  # of a thread; the assembler aims at fewer and spills
 
 
 class TensorTable(NamedTuple):
@@ -103,7 +104,9 @@ def sum_(
 def step_(pools: tuple[Pool, ...], slot_flags: Tensor, rules: Tensor, counter: Tensor) -> None:
     """One step of SGD of all rows that learn, by rule_numbers; counts the batch."""
     sizes = {"eps": CLIP_EPS, "num_pools": len(pools), "tile": TILE}
-    update.step_kernel[_grid(pools)](pools, slot_flags, rules, counter, **sizes, **EXACT)
+    update.step_kernel[_grid(pools)](
+        pools, slot_flags, rules, counter, **sizes, **EXACT, maxnreg=STEP_REGISTERS
+    )
 
 
 def measure_(
