@@ -1,12 +1,12 @@
 """Compiles every Triton kernel for GPUs without having one; a process of its own, as Triton must
 not interpret here.
 
-    python -m benchmarks.compiled_kernels ARCHITECTURE... [--dtype bfloat16] [--task NAME]
+    python -m benchmarks.compiled_kernels ARCHITECTURE... [--dtype NAME...] [--task NAME...]
 
 Stands in for the driver, lets the engine train and validate on CPU tensors, and compiles each
-launch instead of running it. Prints a JSON line per kernel, variant and architecture: registers,
-bytes of a thread that did not fit them, shared memory, how many loads and stores there are, and how
-many of these move 16 bytes.
+launch instead of running it. Prints a JSON line per kernel, variant, architecture, dtype and task:
+registers, bytes of a thread that did not fit them, shared memory, how many loads and stores there
+are, and how many of these move 16 bytes. Products in float32 are TensorFloat-32, as in a run.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ from esper_soa.vocabulary import Blend, Stage
 launch = jit.JITFunction.run
 # bytes that a program can have, by architecture
 SHARED = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+DTYPES = ["bfloat16", "float32"]
 TASKS = {
     "baseline": (TaskConfig(), ["r0c0", "r0c1", "r0c2"]),
     "wide": (TaskConfig(name="wide", base_channels=32), ["r0c0", "r0c1", "r0c2"]),
@@ -191,15 +193,15 @@ def rows_of(launches: list[Launch]) -> Iterator[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("architectures", nargs="+", type=int)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--task", default="baseline", choices=TASKS)
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=DTYPES)
+    parser.add_argument("--task", nargs="+", default=["baseline"], choices=TASKS)
     asked = parser.parse_args()
-    for architecture in asked.architectures:
+    for task, dtype, architecture in product(asked.task, asked.dtype, asked.architectures):
         with compiled_for(architecture) as launches:
-            passes = Pass(asked.task, getattr(torch, asked.dtype))
+            passes = Pass(task, getattr(torch, dtype))
             passes.train()
             passes.validate()
-        place = {"architecture": architecture, "dtype": asked.dtype, "task": asked.task}
+        place = {"architecture": architecture, "dtype": dtype, "task": task}
         for row in rows_of(launches):
             print(json.dumps(place | {"triton": triton.__version__} | row), flush=True)
 

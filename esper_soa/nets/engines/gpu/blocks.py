@@ -27,6 +27,7 @@ from esper_soa.nets.model.host import HostShape
 
 COLOURS = 4  # numbers per pixel of an image: three, and a zero so that they are loaded together
 PIXELS_PER_SPLIT = 1024
+STATISTICS_REGISTERS = 80  # of a thread; the assembler aims at fewer and spills
 TILES_PER_SPLIT = 4  # that a program sums up one after the other, at least, where there are
 
 
@@ -151,7 +152,7 @@ def forward_(
     )
     moved = weights.mean, weights.variance
     block.statistics_kernel[num_nets,](
-        memory.partials, memory.statistics, moved, tiles, layer, tile
+        memory.partials, memory.statistics, moved, tiles, layer, tile, maxnreg=STATISTICS_REGISTERS
     )
     pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
     statistics = rows(memory.statistics)

@@ -60,6 +60,11 @@ def widest(programs: np.ndarray) -> int:
     return int(programs[:, 1:, fields].max(initial=1))
 
 
+def most_hidden(programs: np.ndarray) -> int:
+    """Most hidden units that any part has."""
+    return int(programs[:, 1:, FIELDS.index("hidden")].max(initial=1))
+
+
 def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
     """The parts; each reads the map of the one before it, the first map 0, which is x.
 

@@ -25,7 +25,11 @@ from esper_soa.nets.seeds.pools import row_layout
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MAX_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
-MAX_REGISTERS = 168  # of narrow slots: three programs find room on a multiprocessor
+SMALL_LANES = 32
+SMALL_MAP = 8192  # numbers of an image
+FEW_REGISTERS = 168  # of a thread: three programs find room on a multiprocessor
+MAX_REGISTERS = 255  # two programs
+NO_EAGER_LOADS = "--register-usage-level=0"  # of ptxas, which else spills registers for them
 
 
 class SlotTable(NamedTuple):
@@ -37,6 +41,7 @@ class SlotTable(NamedTuple):
     programs: Tensor  # int32 [codes, 1 + parts, FIELDS]
     maps: int
     lanes: int  # channels of a tile
+    units: int  # hidden units of a tile
     stride: int  # numbers per pixel of a map: whole vectors of 16 bytes in 16 bits
     gate_at: int
     gate_hidden: int
@@ -61,7 +66,8 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     programs = program.programs(shape.blueprints, channels)
     hidden = GATE.hidden.of(channels)
     widest = max(channels, hidden, program.widest(programs))
-    sizes = program.num_maps(programs), lanes_of(widest), -(-widest // 8) * 8
+    units = lanes_of(max(hidden, program.most_hidden(programs)))
+    sizes = program.num_maps(programs), lanes_of(widest), units, -(-widest // 8) * 8
     gate_at = row_layout(shape, number).seed
     device_programs = torch.from_numpy(programs).to(device)
     return SlotTable(number, len(shape.slots), channels, device_programs, *sizes, gate_at, hidden)
@@ -104,7 +110,7 @@ def slot_of(
     tile = min(chosen.pixels, padded(size[0] * size[1]))
     columns = chosen.columns, max(1, chosen.columns // lanes)
     group = chosen.group, max(1, chosen.group // lanes), size[0] * size[1] % tile == 0
-    sizes = *size, table.channels, work.maps.shape[3], lanes, tile, *columns, *group
+    sizes = *size, table.channels, work.maps.shape[3], lanes, table.units, tile, *columns, *group
     known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
     shape = SlotShape(*constants(*sizes, *known, *product_precision(dtype)))
     place = tl.constexpr(table.number), tl.constexpr(table.num_slots)
@@ -121,7 +127,9 @@ def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor)
 
     pooled: gradient of the pooled features, where the slot has a pool.
     """
-    slot_backward_kernel[gradient.shape[:2]](slot, gradient, pooled, codes, **_options(slot))
+    slot_backward_kernel[gradient.shape[:2]](
+        slot, gradient, pooled, codes, **_options(slot, backward=True)
+    )
 
 
 def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
@@ -131,9 +139,10 @@ def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch:
     """
     num_nets, splits = partials[0].shape[:2]
     parts = max(slot.shape.parts.value for slot in slots)
+    options = _options(*slots, backward=True) | {"num_slots": len(slots)}
     share = Share(batch, triton.cdiv(batch, splits), tl.constexpr(parts))
     seed_weights_kernel[num_nets, splits, len(slots) * (parts + 1)](
-        slots, tuple(map(rows, partials)), share, num_slots=len(slots), **_options(*slots)
+        slots, tuple(map(rows, partials)), share, **options
     )
 
 
@@ -158,9 +167,17 @@ def branch_(
     )
 
 
-def _options(*slots: KernelSlot) -> dict[str, int]:
+def _options(*slots: KernelSlot, backward: bool = False) -> dict[str, int | str]:
     """Of a launch; with one stage loads stay behind the barriers after the stores they read."""
-    lanes = max(slot.shape.lanes.value for slot in slots)
-    warps = max(4, lanes // 8)
-    limit = {"maxnreg": MAX_REGISTERS} if lanes <= 16 else {}
-    return {"num_warps": warps, "num_stages": 1} | limit
+    few = all(_takes_few_registers(slot, backward) for slot in slots)
+    limit = FEW_REGISTERS if few else MAX_REGISTERS
+    return {"num_stages": 1, "maxnreg": limit, "ptx_options": NO_EAGER_LOADS}
+
+
+def _takes_few_registers(slot: KernelSlot, backward: bool) -> bool:
+    """The assembler unrolls loops over a map of known size, in backward passes with many loads."""
+    shape = slot.shape
+    lanes = shape.lanes.value
+    numbers = shape.height.value * shape.width.value * lanes
+    is_small = slot.maps.dtype.itemsize == 2 and numbers <= SMALL_MAP
+    return lanes <= SMALL_LANES and (is_small or not backward)

@@ -21,11 +21,12 @@ from esper_soa.nets.engines.gpu.slots import SlotTable
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
-from esper_soa.nets.seeds.pools import row_layout
+from esper_soa.nets.seeds.pools import row_layout, upload
 from esper_soa.nets.sgd import CLIP_EPS, Rules
 from esper_soa.state import STATE_FLOAT
 
 TILE = 512  # columns that a program moves
+STEP_REGISTERS = 64  # of a thread; the assembler aims at fewer and spills
 
 
 class TensorTable(NamedTuple):
@@ -75,11 +76,13 @@ def pools_of(
 
 def rule_numbers(rules: Rules, num_nets: int, device: torch.device) -> Tensor:
     """Float32 [N, 2, NUMBERS]: the rules of every env, as step_ takes them."""
-    result = torch.empty(num_nets, 2, update.NUMBERS.value, device=device)
-    for place, rule in enumerate(rules):
-        numbers = rule.max_norm, rule.lr, rule.momentum, rule.weight_decay
-        for number, value in enumerate(numbers):
-            result[:, place, number] = value[:, 0] if isinstance(value, Tensor) else value
+    numbers = [(rule.max_norm, rule.lr, rule.momentum, rule.weight_decay) for rule in rules]
+    plain = [[0.0 if isinstance(one, Tensor) else one for one in row] for row in numbers]
+    result = upload(np.array(plain, dtype=np.float32), device).repeat(num_nets, 1, 1)
+    for place, row in enumerate(numbers):
+        for number, value in enumerate(row):
+            if isinstance(value, Tensor):
+                result[:, place, number] = value[:, 0]
     return result
 
 
@@ -103,7 +106,9 @@ def sum_(
 def step_(pools: tuple[Pool, ...], slot_flags: Tensor, rules: Tensor, counter: Tensor) -> None:
     """One step of SGD of all rows that learn, by rule_numbers; counts the batch."""
     sizes = {"eps": CLIP_EPS, "num_pools": len(pools), "tile": TILE}
-    update.step_kernel[_grid(pools)](pools, slot_flags, rules, counter, **sizes, **EXACT)
+    update.step_kernel[_grid(pools)](
+        pools, slot_flags, rules, counter, **sizes, **EXACT, maxnreg=STEP_REGISTERS
+    )
 
 
 def measure_(

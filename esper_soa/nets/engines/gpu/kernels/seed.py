@@ -46,6 +46,7 @@ class SlotShape(NamedTuple):
     channels: tl.constexpr
     stride: tl.constexpr  # numbers per pixel of a map: a multiple of 8
     lanes: tl.constexpr  # channels of a tile: a power of two, at least 8
+    units: tl.constexpr  # hidden units of a squeeze: likewise
     tile: tl.constexpr  # pixels of a tile
     columns: tl.constexpr  # of a convolution's implicit matrix, per product
     taps: tl.constexpr  # that begin in them
@@ -129,8 +130,8 @@ def of_image(vectors, image, shape):
 
 @triton.jit
 def save_vector(vectors, which: tl.constexpr, values, shape):
-    """values float32 [lanes]."""
-    tl.store(vectors + which * shape.lanes + tl.arange(0, shape.lanes), values)
+    """values float32 [lanes], or those of fewer hidden units."""
+    tl.store(vectors + which * shape.lanes + tl.arange(0, values.shape[0]), values)
 
 
 @triton.jit
@@ -140,9 +141,9 @@ def saved_vector(vectors, which: tl.constexpr, shape):
 
 
 @triton.jit
-def parameters_at(row, first, count, shape):
-    """float32 [lanes]: `count` numbers of a row from `first` on, then zeros."""
-    lane = tl.arange(0, shape.lanes)
+def parameters_at(row, first, count, width: tl.constexpr):
+    """float32 [width]: `count` numbers of a row from `first` on, then zeros."""
+    lane = tl.arange(0, width)
     return tl.load(row + first + lane, mask=lane < count, other=0.0)
 
 

@@ -106,7 +106,7 @@ def norm_backward(work, part, number, norm, direct, factor, shape):
     centre = given[1][0]
     inverse = seed.saved_vector(vectors, seed.INVERSE, shape)
     total, product = norm_sums(given, target, inverse, shape)
-    scale = seed.parameters_at(work[0], norm, outputs, shape)
+    scale = seed.parameters_at(work[0], norm, outputs, shape.lanes)
     per_group = outputs // tl.load(part + seed.GROUPS)
     count = per_group * (shape.height * shape.width)
     level = seed.group_sum(scale * total, per_group, outputs, shape) / count
@@ -149,8 +149,8 @@ def soft_norm_backward(work, part, number, shape):
     vectors = seed.vectors_at(work, number + 1, shape)
     strength = seed.tanh(tl.load(work[0] + at + tl.arange(0, shape.lanes) * 0))
     total, product = norm_backward(work, part, number, at + 1, 1.0 - strength, strength, shape)
-    scale = seed.parameters_at(work[0], at + 1, outputs, shape)
-    shift = seed.parameters_at(work[0], at + 1 + outputs, outputs, shape)
+    scale = seed.parameters_at(work[0], at + 1, outputs, shape.lanes)
+    shift = seed.parameters_at(work[0], at + 1 + outputs, outputs, shape.lanes)
     centre = seed.saved_vector(vectors, seed.CENTRE, shape)
     inverse = seed.saved_vector(vectors, seed.INVERSE, shape)
     moved = scale * product + shift * total - product / inverse - centre * total

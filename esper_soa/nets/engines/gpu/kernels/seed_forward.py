@@ -123,8 +123,8 @@ def forward_conv(work, part, number, shape):
     if tl.load(part + seed.FLAGS) & seed.NORMED:
         at = tl.load(part + seed.OFFSET) + seed.kernel_size(part, outputs)
         mean, inverse = seed.group_moments(seed.all_moments(moments, shape), part, shape)
-        gain = seed.parameters_at(work[0], at, outputs, shape) * inverse
-        shift = seed.parameters_at(work[0], at + outputs, outputs, shape)
+        gain = seed.parameters_at(work[0], at, outputs, shape.lanes) * inverse
+        shift = seed.parameters_at(work[0], at + outputs, outputs, shape.lanes)
         save_affine(vectors, mean, gain, shift, shape)
         seed.save_vector(vectors, seed.INVERSE, inverse, shape)
     else:
@@ -165,8 +165,8 @@ def forward_norm(work, part, number, shape):
     at = tl.load(part + seed.OFFSET)
     mean, inverse = seed.group_moments(input_moments(work, part, number, shape), part, shape)
     strength = seed.tanh(tl.load(work[0] + at + tl.arange(0, shape.lanes) * 0))
-    scale = seed.parameters_at(work[0], at + 1, outputs, shape)
-    shift = seed.parameters_at(work[0], at + 1 + outputs, outputs, shape)
+    scale = seed.parameters_at(work[0], at + 1, outputs, shape.lanes)
+    shift = seed.parameters_at(work[0], at + 1 + outputs, outputs, shape.lanes)
     vectors = seed.vectors_at(work, number + 1, shape)
     gain = 1.0 - strength + strength * scale * inverse
     save_affine(vectors, mean, gain, (1.0 - strength) * mean + strength * shift, shape)

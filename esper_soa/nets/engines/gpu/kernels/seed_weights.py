@@ -70,7 +70,7 @@ def sum_vectors(target, first, count, vectors, which: tl.constexpr, images, shap
     result = tl.zeros((shape.lanes,), tl.float32)
     for image in range(images[0], images[1]):
         result += seed.saved_vector(seed.of_image(vectors, image, shape), which, shape)
-    squeeze.store_row(target, first, result, count, shape)
+    squeeze.store_row(target, first, result, count)
 
 
 @triton.jit
