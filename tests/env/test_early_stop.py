@@ -251,7 +251,7 @@ def test_an_env_that_a_rollback_has_ended_is_terminated_once() -> None:
 def test_what_follows_an_episode_counts_where_its_reward_does_not_pay_for_all_of_it(
     end: str,
 ) -> None:
-    """Envs are paid by shaped and net in turn; the first two episodes have a length of their own."""
+    """Shaped and net pay the envs in turn; the first two episodes have their own length."""
     cfg = stopping(4, patience=0, length="[3,3,0,0]")
     reward = replace(cfg.reward, split=["shaped", "net"], episode_end=end)
     rollout = played_out(replace(cfg, reward=reward)).finish()[1]
