@@ -147,7 +147,7 @@ def agent_of(name: str, cfg: TrainConfig, world: World) -> Agent:
     if name == TEACHER:
         return teacher()
     if name == BY_PRICE:
-        return Plan(read_estimate(TEACHER_FILE).by_price(world.settings[PRICE]))
+        return Plan(read_estimate(TEACHER_FILE).by_price(list(map(float, world.settings[PRICE]))))
     return Plan([int(name)] * world.sizes.num_envs)
 
 

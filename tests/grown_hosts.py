@@ -55,7 +55,7 @@ class Measured(NamedTuple):
 
     def hosts(self, envs: list[int]) -> list[GrownHost]:
         """These hosts by themselves."""
-        inputs = self.world.data.input_spec()
+        inputs = [self.world.data.input_spec()] * len(envs)
         shape = self.world.rules.nets.shape
         slot_contents = [self.slot_contents(env) for env in envs]
         return grown_hosts(shape, self.world.weights, envs, slot_contents, inputs)

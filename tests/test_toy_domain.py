@@ -230,7 +230,7 @@ def test_hosts_with_seeds_of_every_blend_are_measured_as_their_plain_modules() -
     columns = (state.slots.stage, *PLANTED)
     residents = [SlotContents(*(part[env].tolist() for part in columns)) for env in range(4)]
     inputs = world.data.input_spec()
-    hosts = grown_hosts(world.rules.nets.shape, world.weights, range(4), residents, inputs)
+    hosts = grown_hosts(world.rules.nets.shape, world.weights, range(4), residents, [inputs] * 4)
     for env, host in enumerate(hosts):
         logits = host.network()(words).flatten(0, 1).double()
         loss = F.cross_entropy(logits, labels.flatten()).detach()

@@ -14,7 +14,9 @@ from esper_soa.config.ranges import (
     Settings,
     choice,
     choices,
+    env_choice,
     env_number,
+    env_words,
     number,
     numbers,
     word,
@@ -31,6 +33,9 @@ CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
 GROWABLE = tuple(BLUEPRINT_NAMES[code] for code in sorted({*CNN_BLUEPRINTS, *SEQUENCE_BLUEPRINTS}))
 ATTENTION_HEADS = 4  # of the seeds of transformers that have attention
 DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given", "text", "tinystories")
+IMAGE_SETS = ("cifar10", "fashion32", "synthetic", "npz")  # those that envs can take in turn
+READING = ("auto", "cifar10", "npz", "text")  # what is at data.root
+DATA_NAME = "data.name"
 OPTIMIZERS = ("sgd", "adamw")
 TEXTS = ("text", "tinystories")  # of DATASETS
 # Kinds of features, which a seed and the slot that it stands in have in common, by the number of
@@ -183,8 +188,9 @@ class DataConfig(Settings, path="data."):
     # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32, or the
     # embedded text where hosts are transformers; npz: own images from the file root; given: own
     # images that a program hands over; text: the embedded text, or the files of root; tinystories:
-    # stories of Eldan and Li 2023, from the internet; module:name: a data set of your own.
-    name: str = choice("auto", DATASETS, own=DATASET)
+    # stories of Eldan and Li 2023, from the internet; module:name: a data set of your own. Several
+    # sets of images, as [cifar10,fashion32]: one for each env, in turn.
+    name: str = env_choice("auto", DATASETS, IMAGE_SETS, own=DATASET)
     # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), or an .npz of own
     # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
     root: str = ""
@@ -213,15 +219,14 @@ class DataConfig(Settings, path="data."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        reading = ("auto", "cifar10", "npz", "text")
         whole = not self.split or self.share == 1
         self.require(whole, "share", "1 with data.split=true, which gives every env its part")
         of_images = not (self.is_text or is_reference(self.name))
         allowed = f"0 with data.name={self.name}: only the package's images have it"
         self.require(of_images or self.label_noise == 0, "label_noise", allowed)
-        has_root = self.name in reading or is_reference(self.name)
+        reads = any(one in READING or is_reference(one) for one in env_words(self.name))
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
-        self.require(has_root or not self.root, "root", f"empty with data.name={self.name}", remedy)
+        self.require(reads or not self.root, "root", f"empty with data.name={self.name}", remedy)
         user_path("data.root", self.root)
         held = self.name != "given" or not self.validation_images
         allowed = "0 with data.name=given: the images handed over have a validation part"
@@ -230,11 +235,28 @@ class DataConfig(Settings, path="data."):
         self.require(len(self.mean) in (0, 1, IMAGE_CHANNELS), "mean", allowed)
         allowed = f"as many numbers as {self.path}mean={self.mean}"
         self.require(len(self.std) == len(self.mean), "std", allowed, "Give both or neither.")
+        if self.sets != (self,):  # each has been checked
+            self.require(not self.split, "name", "one data set with data.split=true")
+            read = set(READING) & {one.name for one in self.sets}
+            self.require(len(read) < 2, "name", "a list with one set at most that data.root holds")
+            return
         allowed = f"left out with data.name={self.name}"
         remedy = f"It is for own images: data.root=mine{NPZ}"
         for item in fields(self):
             is_default = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
             self.require(self.own or is_default, item.name, allowed, remedy)
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        return (*super().differing, *[DATA_NAME] * (self.sets != (self,)))
+
+    @property
+    def sets(self) -> tuple["DataConfig", ...]:
+        """Settings of each data set that envs take in turn; these alone where all have one."""
+        names = env_words(self.name)
+        roots = {name: self.root if name in READING else "" for name in names}
+        own = (replace(self, name=name, root=root) for name, root in roots.items())
+        return (self,) if names == (self.name,) else tuple(own)
 
     @property
     def is_text(self) -> bool:

@@ -26,7 +26,7 @@ Number = TypeVar("Number", int, float)
 # or a range, uniform(1,2) or log_uniform(1,2), of which they draw in every round.
 EnvNumber = int | float | str
 # By dotted name of a setting that differs by env: its value in every env of the run, in a round.
-EnvSettings = Mapping[str, Sequence[float]]
+EnvSettings = Mapping[str, Sequence[float | str]]
 NO_SETTINGS: EnvSettings = MappingProxyType({})
 
 
@@ -192,6 +192,24 @@ class TextPattern(Rule):
         return self.described
 
 
+@dataclass(frozen=True)
+class EnvChoice(Choice):
+    """One of several words, or as text a list of the `listed` ones; see `env_words`."""
+
+    listed: tuple[str, ...] = ()
+
+    def holds(self, value: object) -> bool:
+        words = env_words(str(value))
+        if words == (value,):
+            return super().holds(value)
+        return len(words) <= MAX_ITEMS and set(words) <= set(self.listed)
+
+    def __str__(self) -> str:
+        listed = ", ".join(self.listed)
+        each = f"a list such as [{self.listed[0]},{self.listed[1]}] of at most {MAX_ITEMS} of"
+        return f"{super().__str__()}, or {each} {listed}, of which envs take one in turn"
+
+
 FOLDER_NAME = "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
 FOLDER = TextPattern(NAME_PATTERN, FOLDER_NAME)
 
@@ -265,6 +283,12 @@ def env_numbers(value: EnvNumber) -> tuple[float, ...] | EnvDraw:
     raise ValueError(f"{value} is neither a list nor a range")
 
 
+def env_words(value: str) -> tuple[str, ...]:
+    """The words of a list, of which env i takes number i modulo how many there are, or the one."""
+    found = LIST_PATTERN.fullmatch(value.replace(" ", ""))
+    return tuple(found[1].split(",")) if found else (value,)
+
+
 def weight(default: float) -> float:
     """A field for a weight, a threshold or a penalty that is not negative."""
     return number(default, 0, WEIGHT)
@@ -283,6 +307,11 @@ def word(default: str, rule: TextPattern = FOLDER) -> str:
 def choice(default: str, words: tuple[str, ...], own: str = "") -> str:
     """A field for one of `words`, or for a user's part of the kind `own`."""
     return field(default=default, metadata={RULE: Choice(words, own)})
+
+
+def env_choice(default: str, words: tuple[str, ...], listed: tuple[str, ...], own: str = "") -> str:
+    """A field as of `choice`, or for a list of `listed` words, of which envs take one in turn."""
+    return field(default=default, metadata={RULE: EnvChoice(words, own, listed)})
 
 
 def choices(

@@ -296,7 +296,8 @@ def final_rents(
     where they have no price.
     """
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
-    values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in own.items()}
+    prices = {name: numbers for name, numbers in own.items() if name.startswith(cfg.path)}
+    values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in prices.items()}
     cfg = reward_of_envs(cfg, values)
     rents = size_rent(sizes, torch.full_like(sizes, host), cfg)
     if flop:

@@ -5,6 +5,7 @@ another policy, on the same hosts and data. `reduction` says which envs of a run
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from types import SimpleNamespace
 from zlib import crc32
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import ENV_SETTINGS, EPISODE_LENGTH
-from esper_soa.config.nets import DataConfig, lr_factor
-from esper_soa.config.ranges import EnvDraw, EnvSettings
+from esper_soa.config.nets import DATA_NAME, DataConfig, lr_factor
+from esper_soa.config.ranges import EnvDraw, EnvSettings, env_words
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.nets.data import batches, orders, streams
+from esper_soa.nets.data.image_set import ImageSet, TakenSet, sets_of
 from esper_soa.nets.engine import Sizes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
@@ -47,20 +49,19 @@ class World:
         kernels: StepKernels = EAGER,
         reduction: Reduction = ALL_ENVS,
     ) -> None:
+        if isinstance(data, ImageSet) and data.sets:
+            data = replace(data, first_env=reduction.first_env)
         self.rules = rules
         self.data = data
         self.seed = seed
         self.kernels = kernels
         self.reduction = reduction
-        shape = rules.nets.shape
-        batches.check_inputs(data, rules.nets.task.host, shape.input_shape)
-        batches.check_classes(data, shape.num_classes)
         self.config = cfg
+        self._check_data(sizes)
+        shape = rules.nets.shape
         all_envs = reduction.all_envs(sizes.num_envs)
         self.split: orders.Split | None = None
-        if not cfg.split:
-            batches.check_work(data, sizes.train_samples, sizes.val_samples)
-        else:
+        if cfg.split:
             steps = rules.nets.accumulate
             self.split = share = orders.split_sizes(data, sizes.batch_size, all_envs, steps)
             sizes = Sizes(*sizes[:2], share.train_samples, share.val_samples)
@@ -76,7 +77,17 @@ class World:
         if rules.nets.precision == torch.float16:
             add_loss_scales_(self.weights)
         self.validation = data.validation(self._validation_order(), self.dtype)
+        self.first = self._first_samples()
         self._enter_round(0)
+
+    def _check_data(self, sizes: Sizes) -> None:
+        """Raise SettingError where hosts cannot take a data set, or it has too few samples."""
+        nets = self.rules.nets
+        for source in (taken.source for taken in sets_of(self.data)):
+            batches.check_inputs(source, nets.task.host, nets.shape.input_shape)
+            batches.check_classes(source, nets.shape.num_classes)
+            if not self.config.split:
+                batches.check_work(source, sizes.train_samples, sizes.val_samples)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -108,7 +119,10 @@ class World:
         self._keys = dict[int, Tensor]()
         all_envs = self.reduction.all_envs(self.sizes.num_envs)
         keys = self.keys(streams.DATA_ORDER)
-        self.order = orders.SampleOrders(keys, len(self.data.train_labels), all_envs)
+        self.orders = [
+            orders.SampleOrders(keys[envs], len(taken.source.train_labels), all_envs)
+            for envs, taken in self.sets
+        ]
         rules = self.rules
         settings = {
             "task": rules.nets.task,
@@ -118,10 +132,14 @@ class World:
             "gates": rules.gates,
             "lifecycle": rules.lifecycle,
         }
-        names = {*rules.differing, *rules.kernel_settings}
+        names = {*rules.differing, *rules.kernel_settings} - {DATA_NAME}
         values = values_of_envs(settings, names, self.seed, number, all_envs)
+        words = env_words(self.config.name)
+        sets = {DATA_NAME: [words[env % len(words)] for env in range(all_envs)]}
         # by name of what differs, the value of every env of the run in this round
-        self.settings = {name: values[name].tolist() for name in rules.differing}
+        self.settings: EnvSettings = {
+            name: sets.get(name) or values[name].tolist() for name in rules.differing
+        }
         own = {name: self.reduction.own(value) for name, value in values.items()}
         self.values = {name: value.to(self.device) for name, value in own.items()}
         self.kernel_values = tuple(self.values[name] for name in rules.kernel_settings)
@@ -170,12 +188,17 @@ class World:
     def _training_order(self, step: int) -> Tensor:
         sizes = self.sizes
         if self.split is None:
-            order = self.order.draw(step * sizes.train_samples, sizes.train_samples)
             share = self._own("share")
-            if isinstance(share, float) and share == 1:
-                return order
-            size = len(self.data.train_labels)
-            return orders.members_of_share(order, share, self.seed, size)
+            parts = []
+            for (envs, taken), order in zip(self.sets, self.orders, strict=True):
+                part = order.draw(step * sizes.train_samples, sizes.train_samples)
+                if not isinstance(share, float) or share != 1:
+                    own = share if isinstance(share, float) else share[envs]
+                    size = len(taken.source.train_labels)
+                    part = orders.members_of_share(part, own, self.seed, size)
+                parts.append(part)
+            drawn = self.join(parts)
+            return drawn if self.first is None else drawn + self.first
         first = torch.zeros_like(self.envs[:1])
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
         num_train = len(self.data.train_labels)
@@ -188,17 +211,48 @@ class World:
                 return None
             share = torch.full(self.envs.shape, share, dtype=STATE_FLOAT, device=self.device)
         keys = self.keys(streams.LABEL_NOISE)
-        return batches.LabelNoise(share, keys, self.rules.nets.shape.num_classes)
+        return batches.LabelNoise(share, keys, self.rules.nets.shape.num_classes, self.first)
 
     def _own(self, name: str) -> float | Tensor:
         """A setting of the data: the number of all envs, or float64 [N]."""
         own = self.values.get(self.config.path + name)
         return self.config.number(name) if own is None else own
 
+    @property
+    def sets(self) -> list[tuple[slice, TakenSet]]:
+        """The data sets that envs here take, each behind the rows of its envs."""
+        every = sets_of(self.data)
+        firsts = [(place - self.reduction.first_env) % len(every) for place in range(len(every))]
+        pairs = zip(firsts, every, strict=True)
+        num_envs = self.sizes.num_envs
+        return [(slice(row, None, len(every)), taken) for row, taken in pairs if row < num_envs]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Rows [N, .] of the envs here from those of each of `sets`, [.] where its envs have one;
+        what there is of a single data set as it is.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        rows = parts[0].new_empty(self.sizes.num_envs, parts[0].shape[-1])
+        for (envs, _), part in zip(self.sets, parts, strict=True):
+            rows[envs] = part
+        return rows
+
+    def _first_samples(self) -> Tensor | None:
+        """int64 [N, 1], where the training samples of each env begin; None of a single data set."""
+        if len(sets_of(self.data)) == 1:
+            return None
+        starts = [torch.full((1,), taken.train, device=self.device) for _, taken in self.sets]
+        return self.join(starts).view(-1, 1)
+
     def _validation_order(self) -> Tensor:
-        num_val = len(self.data.val_labels)
         if self.split is None:
-            return orders.validation_order(num_val, self.sizes.val_samples, self.seed, self.device)
+            given = self.sizes.val_samples, self.seed, self.device
+            sets = [taken for _, taken in self.sets]
+            drawn = [orders.validation_order(len(one.source.val_labels), *given) for one in sets]
+            starts = [taken.validation for taken in sets]
+            return self.join([one + start for one, start in zip(drawn, starts, strict=True)])
+        num_val = len(self.data.val_labels)
         return self.reduction.own(orders.split_validation_order(num_val, self.split, self.device))
 
 

@@ -95,12 +95,12 @@ def grown_hosts(
     weights: TensorDict,
     envs: Sequence[int],
     slot_contents: Sequence[SlotContents],
-    inputs: dict,
+    inputs: Sequence[dict],
 ) -> list[GrownHost]:
     """The hosts of the env numbers `envs`, on the CPU; `slot_contents` of each.
 
-    inputs: what their source says of samples, BatchSource.input_spec. Raises ValueError for layers
-    that are not what the tables of parameters say.
+    inputs: what the source of each says of samples, BatchSource.input_spec. Raises ValueError for
+    layers that are not what the tables of parameters say.
     """
     keys: list[tuple[str, ...]] = [("host", "params"), ("host", "statistics")]
     keys += [("seeds", slot.name, "params") for slot in shape.slots]
@@ -109,7 +109,7 @@ def grown_hosts(
     nets = dict[tuple[tuple[int, ...], ...], GrownNetwork]()  # without numbers, of each kind
     hosts = []
     for place, env_slots in enumerate(slot_contents):
-        spec = host_spec(shape, inputs) | {"seeds": seed_specs(shape, env_slots)}
+        spec = host_spec(shape, inputs[place]) | {"seeds": seed_specs(shape, env_slots)}
         kind = tuple(env_slots.stage), tuple(env_slots.blueprint), tuple(env_slots.blend)
         if kind not in nets:
             with torch.device("meta"):

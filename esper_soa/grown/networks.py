@@ -13,6 +13,7 @@ from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
 from esper_soa.nets.data.batches import BatchSource
+from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.versions import package_versions
 
@@ -60,6 +61,7 @@ def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScor
 
 def add_test_accuracy(net: GrownNetwork, source: BatchSource) -> None:
     """Write the accuracy of `net` on all test samples into its spec, by `score_network`."""
+    source = source_of(source, net.spec["env"])
     inputs, labels = source.samples("test", torch.arange(len(source.test_labels)))
     net.spec["test_accuracy"] = score_network(net, inputs.cpu(), labels.cpu()).accuracy
 
@@ -77,24 +79,26 @@ def export_hosts(
     envs: their numbers among all that `states` tells of. chosen_by: what they are the best by; None
     where nobody chose.
     """
-    source = world.data
-    facts = {
-        "task": cfg.task.host_name,
-        "round": number,
-        "seed": cfg.seed,
-        "data": {"name": source.name, "source": source.source, "identity": source.identity},
-        f"validation_{source.spec.name}": world.sizes.val_samples,
-        f"test_{source.spec.name}": len(source.test_labels),
-        "chosen_by": chosen_by,
-        "precision": str(world.rules.nets.precision).removeprefix("torch."),
-        "version": package_versions()["esper-soa"],
-    }
     rows = [env - world.reduction.first_env for env in envs]
     columns = [part.tolist() for part in states[:4]]
     contents = [SlotContents(*(column[env] for column in columns)) for env in envs]
     shape = world.rules.nets.shape
-    hosts = grown_hosts(shape, world.weights, rows, contents, source.input_spec())
-    for env, host in zip(envs, hosts, strict=True):
+    sources = [source_of(world.data, env) for env in envs]
+    inputs = [source.input_spec() for source in sources]
+    hosts = grown_hosts(shape, world.weights, rows, contents, inputs)
+    version = package_versions()["esper-soa"]
+    for env, source, host in zip(envs, sources, hosts, strict=True):
+        facts = {
+            "task": cfg.task.host_name,
+            "round": number,
+            "seed": cfg.seed,
+            "data": {"name": source.name, "source": source.source, "identity": source.identity},
+            f"validation_{source.spec.name}": world.sizes.val_samples,
+            f"test_{source.spec.name}": len(source.test_labels),
+            "chosen_by": chosen_by,
+            "precision": str(world.rules.nets.precision).removeprefix("torch."),
+            "version": version,
+        }
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)
         measured = {"validation_accuracy": accuracy, "validation_loss": loss}

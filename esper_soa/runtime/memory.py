@@ -17,6 +17,7 @@ import torch
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import IMAGES, LOSS_SETTINGS, SIZE_SETTINGS
+from esper_soa.config.ranges import env_words
 from esper_soa.config.settings import LOWER, TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.env.step import EnvRules
@@ -77,11 +78,13 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     weights = 2 * numbers + state_width(cfg.task.optimizer, numbers) + 2 * shape.statistics.total
     data = cfg.data
     most = max(data.synthetic_train, data.synthetic_test, data.validation_images)
-    image_bytes = DRAW_BYTES * spec.elements * most * (data.name == "synthetic")
+    drawn_images = any(one.name == "synthetic" for one in data.sets)
+    image_bytes = DRAW_BYTES * spec.elements * most * drawn_images
     settings_to_lower = ("data.synthetic_train", "data.synthetic_test")
     drawn = DRAW_BYTES * min(cfg.envs * shape.parameters.total, DRAWN)
     hosts = drawn + FLOAT * cfg.envs * shape.parameters.total
-    orders = 0 if cfg.data.split else cfg.envs * samples.train  # numbers in the order of a pass
+    # numbers in the order of a pass, with several data sets over the part of each env
+    orders = 0 if data.split else cfg.envs // len(env_words(data.name)) * samples.train
     order = 8 * cfg.envs * cfg.train_samples + FLOAT * orders * (orders <= MAX_STORED)
     stored = spec.train_bytes * samples.train + spec.test_bytes * samples.others
     boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)

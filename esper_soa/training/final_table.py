@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from esper_soa.config.nets import DATA_NAME
 from esper_soa.runtime.files import write_text
 from esper_soa.runtime.json_lines import Json, finite_record
 from esper_soa.training.progress import duration, show
@@ -224,7 +225,8 @@ def configuration_table(summary: Summary) -> Table:
             beside = control.part(one)
             lead = compare(score, beside).test_accuracy
             cells += [f"{beside.test_accuracy:,.2f}", lead.text()]
-        name = " ".join(f"{name}={value:.4g}" for name, value in one)
+        texts = [value if isinstance(value, str) else f"{value:.4g}" for _, value in one]
+        name = " ".join(f"{name}={text}" for (name, _), text in zip(one, texts, strict=True))
         table.add_row(name, str(len(score.flat("parameters"))), *cells, f"{score.size:,.0f}")
     return table
 
@@ -250,6 +252,9 @@ def verdict_lines(summary: Summary) -> list[str]:
     samples = summary.samples
     seen = f"V={summary.speed.val_samples} of {summary.validation_images:,} validation {samples}"
     tested = f"each on all {summary.test_images:,} test {samples}"
+    if DATA_NAME in summary.grown.episodes[-1].settings:
+        seen = f"V={summary.speed.val_samples} validation {samples} of its data set"
+        tested = f"each on all test {samples} of its data set"
     lines = [
         f"measured {summary.envs} hosts x {rounds}, {tested}",
         f"chosen   best host by accuracy on {seen}, which rewards see too",

@@ -45,19 +45,22 @@ def measure_test(world: World, hosts: HostStates) -> TestScores:
     over = none if world.rules.early_stop.enabled else None
     seeds = SlotSeeds(running, stage, blueprint, blend, none, visible, none, none, none, over)
     active = engine.claim_(nets, world.weights, seeds, world.seed_keys(0))
-    num_test = len(world.data.test_labels)
+    parts = [(len(taken.source.test_labels), taken.test) for _, taken in world.sets]
     size = max(world.sizes.val_samples, AT_ONCE)
-    order = torch.full((-(-num_test // size) * size,), -1, device=world.device)
-    order[:num_test] = torch.arange(num_test, device=world.device)
+    places = torch.arange(-(-max(parts)[0] // size) * size, device=world.device)
+    # of all envs, or of each
+    order = world.join([torch.where(places < count, places + first, -1) for count, first in parts])
     correct = torch.zeros(len(stage), dtype=STATE_FLOAT, device=world.device)
     loss = torch.zeros_like(correct)
     targets = world.data.spec.num_targets
-    for part in order.split(size):
+    for part in order.split(size, dim=-1):
         feed = world.data.test(part, world.dtype)
         report = engine.validate(nets, world.weights, alpha, active, feed)
-        count = (part >= 0).sum() * targets
-        correct += (report.accuracy[:, 0] / 100 * count).round()
-        loss += report.loss * count
-    total = num_test * targets
+        count = (part >= 0).sum(-1) * targets
+        right = (report.accuracy[:, 0] / 100 * count).round()
+        # nothing is known of hosts that have no samples in this pass
+        correct += torch.where(count > 0, right, 0.0)
+        loss += torch.where(count > 0, report.loss * count, 0.0)
+    total = (order >= 0).sum(-1) * targets
     every = world.reduction.gather([100.0 * correct / total, loss / total])
     return TestScores(*(values.tolist() for values in every))

@@ -250,7 +250,7 @@ class MetricsAccumulator:
         }
 
 
-def per_env(settings: EnvSettings) -> list[dict[str, float]]:
+def per_env(settings: EnvSettings) -> list[dict[str, float | str]]:
     """What each env has of its own, by dotted name."""
     rows = zip(*settings.values(), strict=True)
     return [dict(zip(settings, values, strict=True)) for values in rows]

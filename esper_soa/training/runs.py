@@ -28,6 +28,7 @@ from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_netw
 from esper_soa.nets.data import orders
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.data.datasets import load_samples
+from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.signals import Interrupted
@@ -108,11 +109,11 @@ class RecordedRun:
 
         split: "train" or "test", that whole part of the data set; "validation", the samples of the
         validation part that the run measures hosts on. env: the host whose samples these are, where
-        data.split=true gives each host its own. Raises UserError for another split, and where the
-        data is not what it was.
+        data.split=true or a list in data.name gives each host its own. Raises UserError for another
+        split, and where the data is not what it was.
         """
         check(split in SPLITS, "split", split, " or ".join(SPLITS))
-        source = self._source
+        source = source_of(self._source, env)
         if split == "validation":
             return source.samples(split, self._validation_order(source, env))
         labels = source.train_labels if split == "train" else source.test_labels

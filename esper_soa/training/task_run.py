@@ -16,6 +16,7 @@ from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import SUBSET, ImageSet
+from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import device_name, layout_in_words
@@ -116,7 +117,7 @@ class TaskRun:
     def announce(self) -> None:
         """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
         cfg = self.cfg
-        data = self.world.data
+        sets = sets_of(self.world.data)
         rules = self.world.rules
         shape = rules.nets.shape
         host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
@@ -126,12 +127,14 @@ class TaskRun:
         start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
         policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
         modes = "+".join(cfg.reward.modes)
-        named = data.source.startswith(data.name)
-        level = WARNING if data.source.startswith(SUBSET) else INFO
-        LOGGER.log(level, "data     %s", data.source if named else f"{data.name}: {data.source}")
-        if isinstance(data, ImageSet) and data.num_classes is not None:
-            for finding in check_images(data):
-                LOGGER.warning("data     %s", finding)
+        for data in {taken.source.identity: taken.source for taken in sets}.values():
+            named = data.source.startswith(data.name)
+            level = WARNING if data.source.startswith(SUBSET) else INFO
+            text = data.source if named else f"{data.name}: {data.source}"
+            LOGGER.log(level, "data     %s", text)
+            if isinstance(data, ImageSet) and data.num_classes is not None:
+                for finding in check_images(data):
+                    LOGGER.warning("data     %s", finding)
         LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
         for one in shape.blueprints:
             if one.code >= NUM_BLUEPRINTS:

@@ -24,7 +24,7 @@ class FinalHosts:
     alpha: list[list[float]]
     test_accuracies: list[float] = field(default_factory=list)  # percent; none where not measured
     test_losses: list[float] = field(default_factory=list)  # nats; likewise
-    settings: dict[str, list[float]] = field(default_factory=dict)  # as of RoundResult
+    settings: dict[str, list[float | str]] = field(default_factory=dict)  # as of RoundResult
 
     @classmethod
     def of(cls, result: RoundResult) -> "FinalHosts":

@@ -39,7 +39,7 @@ def control_text(name: str) -> str:
 
 
 # settings of an env, by dotted name, and their values
-Configuration = tuple[tuple[str, float], ...]
+Configuration = tuple[tuple[str, float | str], ...]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Episode:
     train_flop: list[float]  # of all training of the episode
     test_losses: list[float] = field(default_factory=list)  # nats, mean over the targets
     # By dotted name, the values of settings that differ by env.
-    settings: dict[str, list[float]] = field(default_factory=dict)
+    settings: dict[str, list[float | str]] = field(default_factory=dict)
 
     @property
     def configurations(self) -> list[Configuration]:

@@ -17,7 +17,7 @@ from esper_soa.config.arguments import expand_slots
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.env import ENV_SETTINGS, RewardConfig
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig
+from esper_soa.config.nets import DATA_NAME, DataConfig, TaskConfig, TransformerConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.ahead import KERNELS, example_inputs, leaves
 from esper_soa.env.env import Env
@@ -63,8 +63,9 @@ RANGES = dict.fromkeys(LISTS, "uniform(0.01,0.9)") | {
     "lifecycle.embargo_steps": "log_uniform(1,4)",
     "lifecycle.min_prune_age": "uniform(0,4)",
 }
+SETS = {DATA_NAME: "[synthetic,fashion32]"}
 PACE = {name: LISTS[name] for name in LISTS if name.startswith(("gates.", "lifecycle."))}
-TEXT_LACKS = ("data.label_noise",)
+TEXT_LACKS = ("data.label_noise", DATA_NAME)
 MODES = {
     "reward.param_penalty_weight": "basic",
     "reward.loss.compute_rent_weight": "loss",
@@ -133,11 +134,10 @@ def test_every_setting_that_can_differ_is_looked_at_here() -> None:
     assert set(LISTS) == set(ENV_SETTINGS)
 
 
-CASES = [
-    *product((images, text), ("shaped", "basic", "loss", "net"), (False, True), (LISTS, RANGES))
-]
-FEW = [(images, "shaped", False, LISTS), (images, "basic", True, RANGES)]
-FEW += [(text, "shaped", False, RANGES), (text, "loss", True, LISTS)]
+GIVEN = LISTS | SETS, RANGES | SETS
+CASES = [*product((images, text), ("shaped", "basic", "loss", "net"), (False, True), GIVEN)]
+FEW = [(images, "shaped", False, GIVEN[0]), (images, "basic", True, GIVEN[1])]
+FEW += [(text, "shaped", False, GIVEN[1]), (text, "loss", True, GIVEN[0])]
 FEW += [(growth, "shaped", False, PACE)]
 
 
@@ -156,12 +156,12 @@ def test_an_env_is_a_run_of_one_env_with_its_settings(domain, mode, plain, given
         assert every.episodes[env]["settings"] == own
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_a_setting_of_one_env_touches_that_env_alone(name: str) -> None:
+@pytest.mark.parametrize(("name", "values"), (LISTS | SETS).items())
+def test_a_setting_of_one_env_touches_that_env_alone(name: str, values: str) -> None:
     cfg = (growth if name in PACE else images)(MODES.get(name, "shaped"))
-    first = float(LISTS[name].strip("[]").split(",")[0])
-    alike = played(changed(cfg, {name: first}))
-    world, result = played(changed(cfg, {name: LISTS[name]}))
+    first = values.strip("[]").split(",")[0]
+    alike = played(changed(cfg, {name: first if name in SETS else float(first)}))
+    world, result = played(changed(cfg, {name: values}))
     assert [facts(world, result, env) == facts(*alike, env) for env in (0, 1)] == [True, False]
     numbers = [played(changed(cfg, {name: f"[{first},{first}]"})), alike]
     assert facts(*numbers[0], 1) == facts(*numbers[1], 1)
@@ -186,12 +186,13 @@ def test_a_draw_is_of_seed_round_env_and_name() -> None:
 
 
 def test_a_rank_takes_the_values_of_its_own_envs() -> None:
-    cfg = changed(images("net"), LISTS)
+    cfg = changed(images("net"), LISTS | SETS)
     built = build_world(replace(cfg, envs=1), CPU)
     world = World(
         built.rules, built.data, built.sizes, cfg.data, cfg.seed, reduction=SingleEnv(1, ENVS)
     )
     assert world.settings["task.host_lr"] == [0.3, 0.1, 0.3]
+    assert world.settings[DATA_NAME] == ["synthetic", "fashion32", "synthetic"]
     assert world.values["task.host_lr"].tolist() == [0.1]
     assert world.work(0).rules.host.lr.tolist() == [[0.1]]
 
@@ -260,6 +261,7 @@ def test_final_tables_price_the_training_of_episodes_as_long_as_all_envs_have_th
         ("task.host_lr=1", 1.0),
         ("gates.min_blending_steps=3.0", 3),
         ("gates.min_blending_steps=[1, 3]", "[1, 3]"),
+        ("data.name=[cifar10, fashion32]", "[cifar10, fashion32]"),
     ],
 )
 def test_the_command_line_takes_lists_ranges_and_numbers(given: str, found: object) -> None:
@@ -291,6 +293,10 @@ def test_a_sweep_takes_several_lists() -> None:
         ("gates.min_blending_steps=2.5", r"steps=2.5: must be a whole number in \[0, "),
         ("lifecycle.embargo_steps=[3,0]", r"embargo_steps=0.0: must be a whole number in \[1, "),
         ("early_stop.length=uniform(2.5,4)", "early_stop.length=2.5: must be a whole number"),
+        ("data.name=uniform(1,2)", "or a list such as .cifar10,fashion32. of at most 64 of cifar"),
+        ("data.name=[fashion32,text]", r"data.name=\[fashion32,text\]: must be one of auto"),
+        ("data.name=[fashion32,my.sets:mine]", "of which envs take one in turn"),
+        ("data.name=[]", "of which envs take one in turn"),
     ],
 )
 def test_a_value_out_of_range_is_named(text: str, told: str) -> None:
@@ -384,6 +390,10 @@ def test_an_episode_has_the_length_of_its_env_and_pays_its_end() -> None:
     [
         ({"split": True, "share": 0.5}, "data.share=0.5: must be 1 with data.split=true"),
         ({"name": "text", "label_noise": "[0,1]"}, "only the package's images have it"),
+        ({"name": "[cifar10,npz]", "root": "x"}, "a list with one set at most that data.root hol"),
+        ({"name": "[npz,fashion32]", "split": True}, "must be one data set with data.split=true"),
+        ({"name": "[synthetic,fashion32]", "root": "x"}, r"data.root=x: must be empty with data.n"),
+        ({"name": "[npz,fashion32]", "layout": "nchw"}, "left out with data.name=fashion32"),
     ],
 )
 def test_data_that_lack_a_setting_refuse_it(given: dict, told: str) -> None:

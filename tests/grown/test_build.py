@@ -169,7 +169,7 @@ def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(
 
 
 def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> None:
-    inputs = plain.world.data.input_spec()
+    inputs = [plain.world.data.input_spec()]
     shape = plain.world.rules.nets.shape
     *blocks, head = shape.segments
     narrow = shape._replace(segments=(*blocks, replace(head, classes=9)))

@@ -95,7 +95,7 @@ def plain(weights, env: int) -> nn.Module:
     code, blend = KINDS[env]
     contents = SlotContents([Stage.BLENDING], [code], [blend], [ALPHA])
     inputs = {"name": "tokens", "shape": [LENGTH], "dtype": "int64", "tokenizer": "bytes"}
-    return grown_hosts(SHAPE, weights, [env], [contents], inputs)[0].network().double()
+    return grown_hosts(SHAPE, weights, [env], [contents], [inputs])[0].network().double()
 
 
 def plain_step(net: nn.Module, x: Tensor, y: Tensor, momentum: dict[str, Tensor]) -> float:

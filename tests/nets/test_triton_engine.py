@@ -5,6 +5,7 @@ whatever grows.
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -58,13 +59,17 @@ BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
 
 
 def build(
-    num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK
+    num_envs: int,
+    batch: int,
+    slots: tuple[str, ...] = SLOTS,
+    task: TaskConfig = SMALL_TASK,
+    data: str = "synthetic",
 ) -> World:
     """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 3."""
     cfg = replace(tiny_settings(num_envs, 1, 2), task=task, slots=list(slots), val_samples=4)
     cfg.batch_size = batch
     cfg.train_samples = 2 * batch
-    cfg.data = DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32)
+    cfg.data = DataConfig(name=data, synthetic_train=64, synthetic_test=32)
     cfg.compute.engine = "torch"
     world = build_world(cfg, DEVICE)
     g = torch.Generator().manual_seed(3)
@@ -154,6 +159,19 @@ def test_networks_whose_episode_has_ended_are_left_out_as_by_torch_and_stay_as_t
     for name, rows in before.flatten_keys(".").items():
         assert torch.equal(found[name][1], rows[1]), name
     assert not torch.equal(found["host.params"][0], before["host", "params"][0])
+
+
+def test_networks_on_several_data_sets_are_those_of_a_run_on_each_to_the_bit() -> None:
+    seeds = seeds_where([[1], [1]], Stage.BLENDING, Blueprint.NORM, Blend.ADD)
+    found = {}
+    for data in ("[synthetic,fashion32]", "synthetic", "fashion32"):
+        world = build(2, 2, ("r1c1",), BARE, data)
+        found[data] = after_batches(world, GpuEngine(), seeds, 1)
+    both, *alone = found.values()
+    for env, name in product((0, 1), both):
+        same = [torch.equal(both[name][env], one[name][env]) for one in alone]
+        assert same[env], name
+        assert name != "host.params" or not all(same)
 
 
 def one_seed(blend: Blend) -> ActiveSeeds:

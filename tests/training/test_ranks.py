@@ -164,7 +164,7 @@ def test_two_ranks_give_each_env_what_one_process_does(tmp_path: Path) -> None:
         "task.host_lr=log_uniform(0.005,0.2) reward.rent_weight=[0.1,3,1] data.label_noise=[0,0.5] "
         "early_stop.length=uniform(3,6) gates.min_blending_steps=[1,2,3,1] reward=net "
         "reward.flop_weight=[0,2] policy.observe=[reward.rent_weight,task.host_lr] "
-        "telemetry.level=full"
+        "telemetry.level=full data.name=[synthetic,fashion32]"
     )
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

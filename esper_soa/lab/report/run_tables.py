@@ -202,9 +202,15 @@ def setting_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     for run, kind, episode in _last_episodes(runs):
         results = [numbers(episode, of) for of in ("test_accuracies", "parameters")]
         own = part(episode, "settings")
-        for name in own:
-            columns = zip(numbers(own, name), *results, strict=False)
-            for env, (value, accuracy, size) in enumerate(columns):
+        for name, values in own.items():
+            column = numbers(own, name)
+            items = values if isinstance(values, list) else []
+            words = list(dict.fromkeys(one for one in items if isinstance(one, str)))
+            if words:  # numbered, as the axis has numbers
+                column = [1 + words.index(one) if one in words else None for one in items]
+                named = (f"{number}: {word}" for number, word in enumerate(words, 1))
+                name = f"{name} ({', '.join(named)})"
+            for env, (value, accuracy, size) in enumerate(zip(column, *results, strict=False)):
                 row: Row = {"run": run.label, "hosts": kind, "setting": name, "host": env}
                 yield row | {"value": value, "test_accuracy": accuracy, "parameters": size}
 

@@ -123,10 +123,13 @@ class LabelNoise(NamedTuple):
     share: Tensor  # float64 [N]
     keys: Tensor  # int64 [N], streams: a sample has one label as long as they stay
     num_classes: int
+    # Int64 [N, 1], the first sample of each env's data set, where they take several in turn.
+    first: Tensor | None = None
 
     def of(self, envs: Tensor, samples: Tensor, labels: Tensor) -> Tensor:
         """Labels int64 [n, m] of samples [n, m] whose own are `labels`, as `envs` [n] get them."""
         keys = self.keys[envs, None]
+        samples = samples if self.first is None else samples - self.first[envs]
         drawn = streams.uniform(keys, 2 * samples, torch.float64) < self.share[envs, None]
         return torch.where(drawn, streams.integers(keys, 2 * samples + 1, self.num_classes), labels)
 

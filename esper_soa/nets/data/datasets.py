@@ -9,9 +9,10 @@ import torch
 
 from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import NPZ, DataConfig
+from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import DATASET, find, is_reference
 from esper_soa.nets.data.batches import BatchSource, SampleSpec
-from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
+from esper_soa.nets.data.image_set import ImageSet, Part, image_set, joined, set_aside
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.data.streams import fold, uniform
 from esper_soa.nets.data.text import load_text, text_spec
@@ -54,8 +55,9 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
 
 def count_samples(cfg: DataConfig) -> SampleCount:
     """How many samples a file of own images holds; 0 of the other sets, whose known size fits."""
-    counted = import_module(IMAGE_PREPARATION).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
-    return SampleCount(*counted)
+    files = (one for one in cfg.sets if one.own and one.root)
+    counted = [import_module(IMAGE_PREPARATION).count_npz(one) for one in files]
+    return SampleCount(*map(sum, zip((0, 0), *counted, strict=True)))
 
 
 def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
@@ -64,7 +66,8 @@ def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
         return cast(BatchSource, find(DATASET, cfg.name, "data.name")(cfg)).to(device)
     if cfg.is_text:
         return load_text(cfg).to(device)
-    return load_images(cfg, device)
+    loaded = {one.name: load_images(one, device) for one in cfg.sets}
+    return joined([loaded[name] for name in env_words(cfg.name)])
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:

@@ -5,17 +5,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from itertools import accumulate
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig
-from esper_soa.nets.data.batches import Draw
+from esper_soa.nets.data.batches import BatchSource, Draw
 from esper_soa.nets.data.images import (
     IMAGES,
     ImageBank,
+    Means,
     Statistics,
     TrainingImages,
     ValidationImages,
@@ -27,6 +29,9 @@ from esper_soa.nets.data.orders import random_permutations
 MAX_COMMON = 0.01  # share of the images that may be there twice
 MOST_ASIDE = 5000  # images of a validation part that no setting has the size of
 ASIDE = 5  # key of the shuffle that chooses them
+
+LABELS = ("train_labels", "val_labels", "test_labels")
+TENSORS = ("train_images", "val_images", "test_images", *LABELS)  # of an ImageSet
 
 Part = tuple[np.ndarray, np.ndarray]  # images uint8 [M, 32, 32, 3], labels int64 [M]
 
@@ -53,6 +58,9 @@ class ImageSet:
     class_names: tuple[str, ...] = ()  # of own images, where they have names
     notes: tuple[str, ...] = ()  # what was done to own images, a clause each
     file_sha256: str = ""  # of the file of own images, hexadecimal
+    # Where envs take several sets in turn, see `joined`: these, and the number of the first env.
+    sets: tuple["TakenSet", ...] = ()
+    first_env: int = 0
 
     def to(self, device: torch.device | str) -> Self:
         """The same on `device`."""
@@ -65,11 +73,16 @@ class ImageSet:
         that a step which an engine keeps for one serves both. They are made at first use: the world
         asks for validation batches before it plays, so that no env-step waits.
         """
-        scaling = self.mean, self.std
+        scaling: tuple[Means, Means] = self.mean, self.std
+        if self.sets:
+            own = [taken.source.input_spec() for taken in self.sets]
+            scaling = [one["mean"] for one in own], [one["std"] for one in own]
         training = padded_bank(self.train_images, self.train_labels, *scaling)
         images = torch.cat((self.val_images, self.test_images))
         labels = torch.cat((self.val_labels, self.test_labels))
-        return training, plain_bank(images, labels, *scaling)
+        evaluation = plain_bank(images, labels, *scaling)
+        first = self.first_env
+        return training._replace(first_env=first), evaluation._replace(first_env=first)
 
     def training(self, draw: Draw, dtype: torch.dtype) -> TrainingImages:
         """As of BatchSource; augmented images are crops, half of them mirrored."""
@@ -103,6 +116,10 @@ class ImageSet:
 
     def facts(self) -> dict[str, str]:
         record = {"name": self.name, "source": self.source, "identity": self.identity}
+        for one, *_ in self.sets:
+            record |= {f"{one.name}.{name}": fact for name, fact in one.facts().items()}
+        if self.sets:
+            return record
         record["mean"] = ", ".join(map(repr, self.mean))
         record["std"] = ", ".join(map(repr, self.std))
         if self.num_classes is not None:
@@ -115,6 +132,28 @@ class ImageSet:
     def __repr__(self) -> str:
         """Summary without the tensors."""
         return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
+
+
+class TakenSet(NamedTuple):
+    """A data set that envs take in turn with others."""
+
+    source: BatchSource
+    # Where its samples begin in the parts of all, see `joined`.
+    train: int = 0
+    validation: int = 0
+    test: int = 0
+
+
+def sets_of(source: BatchSource) -> tuple[TakenSet, ...]:
+    """The data sets of a source, of which env i takes number i modulo how many there are."""
+    sets = source.sets if isinstance(source, ImageSet) else ()
+    return sets or (TakenSet(source),)
+
+
+def source_of(source: BatchSource, env: int) -> BatchSource:
+    """The data set of an env of the run: that one of `sets_of`."""
+    sets = sets_of(source)
+    return sets[env % len(sets)].source
 
 
 def image_set(
@@ -137,6 +176,33 @@ def image_set(
     train, val, test = ((torch.from_numpy(one), torch.from_numpy(two)) for one, two in parts)
     identity = digest.hexdigest()
     return ImageSet(name, *train, *val, *test, *statistics, identity, f"{text}: {counts}.")
+
+
+def joined(sets: Sequence[ImageSet]) -> ImageSet:
+    """One set with the images of all, of which env i takes those of number i modulo how many there
+    are; a set may be there several times.
+    """
+    different = list(dict.fromkeys(sets))
+    if len(different) == 1:
+        return different[0]
+    rows = {name: [vars(one)[name] for one in different] for name in TENSORS}
+    whole = {name: torch.cat(parts) for name, parts in rows.items()}
+    # by set, its part of each: the memory of all is kept once
+    views = zip(*(whole[name].split(list(map(len, rows[name]))) for name in TENSORS), strict=True)
+    starts = zip(*([0, *accumulate(map(len, rows[name]))] for name in LABELS), strict=True)
+    taken = {
+        one: TakenSet(replace(one, **dict(zip(TENSORS, view, strict=True))), *start)
+        for one, view, start in zip(different, views, starts, strict=False)
+    }
+    return replace(
+        different[0],
+        **whole,  # type: ignore[arg-type]
+        name="+".join(one.name for one in different),
+        identity=hashlib.sha256("".join(one.identity for one in sets).encode()).hexdigest(),
+        source=" ".join(one.source for one in different),
+        notes=tuple(note for one in different for note in one.notes),
+        sets=tuple(taken[one] for one in sets),
+    )
 
 
 def set_aside(train: Part, cfg: DataConfig) -> tuple[Part, Part]:

@@ -4,7 +4,7 @@ Many envs are served at once, without a loop over them or a copy to the host. Th
 depend only on its own streams and on its number of earlier samples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,18 +55,29 @@ class ImageBank(NamedTuple):
 
     lines: Tensor  # uint8 [M, H, 3, W]
     labels: Tensor  # int64 [D]
+    # Of one data set; of several that envs take in turn those of each, [sets, ...].
     scale: Tensor  # float32 [3], normalised = byte * scale + offset
     offset: Tensor  # float32 [3]
     values: Tensor  # float32 [3, 256], every byte normalised
+    first_env: int = 0  # number of the first of the envs that batches are for
+
+    def of(self, envs: Tensor) -> "ImageBank":
+        """The same with what normalises the images of each of `envs` [n], where that differs."""
+        if self.scale.dim() == 1:
+            return self
+        taken = (envs + self.first_env) % len(self.scale)
+        own = self.scale[taken], self.offset[taken], self.values[taken]
+        return ImageBank(self.lines, self.labels, *own)
 
 
 Statistics = tuple[float, ...]  # red, green, blue
+Means = Statistics | Sequence[Statistics]  # of one data set, or of each
 
 
-def padded_bank(images: Tensor, labels: Tensor, mean: Statistics, std: Statistics) -> ImageBank:
+def padded_bank(images: Tensor, labels: Tensor, mean: Means, std: Means) -> ImageBank:
     """Bank of padded images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB an image).
 
-    images: uint8 [D, 32, 32, 3]. labels: int64 [D]. mean, std: of values in [0, 1].
+    images: uint8 [D, 32, 32, 3]. labels: int64 [D]. mean, std: of values in [0, 1], per channel.
     """
     lines = images.permute(0, 1, 3, 2)
     padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
@@ -74,20 +85,20 @@ def padded_bank(images: Tensor, labels: Tensor, mean: Statistics, std: Statistic
     return ImageBank(both_banks, labels, *_normalisation(mean, std, images.device))
 
 
-def plain_bank(images: Tensor, labels: Tensor, mean: Statistics, std: Statistics) -> ImageBank:
+def plain_bank(images: Tensor, labels: Tensor, mean: Means, std: Means) -> ImageBank:
     """Bank of the images [V, 32, 3, 32] as they are; arguments as of `padded_bank`."""
     lines = images.permute(0, 1, 3, 2).contiguous()
     return ImageBank(lines, labels, *_normalisation(mean, std, images.device))
 
 
-def _normalisation(mean: Statistics, std: Statistics, device: torch.device) -> tuple[Tensor, ...]:
-    """Scale and offset [3] that make (value in [0, 1] - mean) / std of bytes, and that of each."""
+def _normalisation(mean: Means, std: Means, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Scale, offset [., 3] that make (value in [0, 1] - mean) / std of bytes, and that of each."""
     means = torch.tensor(mean, dtype=torch.float64)
     stds = torch.tensor(std, dtype=torch.float64)
     scale = (1 / (255 * stds)).float().to(device)
     offset = (-means / stds).float().to(device)
     levels = torch.arange(256.0, device=device)
-    return scale, offset, levels.mul(scale[:, None]).add(offset[:, None])
+    return scale, offset, levels.mul(scale[..., None]).add(offset[..., None])
 
 
 def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -104,8 +115,8 @@ def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Te
     channels = num_envs * IMAGE_CHANNELS
     by_pixel = cut.view(batch_size, IMAGE_SIZE, channels, IMAGE_SIZE).transpose(2, 3).contiguous()
     exact = torch.promote_types(dtype, torch.float32)
-    repeats = IMAGE_SIZE * num_envs
-    scale, offset = (one.to(exact).repeat(repeats) for one in (bank.scale, bank.offset))
+    both = (one.to(exact).expand(num_envs, -1) for one in (bank.scale, bank.offset))
+    scale, offset = (one.flatten().repeat(IMAGE_SIZE) for one in both)
     normalised = by_pixel.to(exact).flatten(2).mul_(scale).add_(offset).to(dtype)
     images = normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
     return images, crops.labels.T
@@ -156,7 +167,7 @@ class TrainingImages(NamedTuple):
     def crops(self, envs: Tensor, index: int, count: int = 1) -> ImageCrops:
         """The images of `count` batches from `index` on, uncut [n, count * B]."""
         indices, keys, start = self.draw.batches(envs, index, count)
-        cut = training_crops(self.bank, indices, keys, start, self.draw.augment)
+        cut = training_crops(self.bank.of(envs), indices, keys, start, self.draw.augment)
         noise = self.draw.label_noise
         return cut if noise is None else cut._replace(labels=noise.of(envs, indices, cut.labels))
 
@@ -170,12 +181,13 @@ class ValidationImages(NamedTuple):
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         """Images [b, 3 or n*3, 32, 32] (channels_last), labels [b, 1 or n], at most `size` each."""
-        parts = (evaluation_crops(self.bank, part) for part in self._order(envs).split(size, dim=1))
+        bank = self.bank.of(envs)
+        parts = (evaluation_crops(bank, part) for part in self._order(envs).split(size, dim=1))
         return [cut_batch(part, self.dtype) for part in parts]
 
     def crops(self, envs: Tensor) -> ImageCrops:
         """The images of all `batches`, uncut [1 or n, V]."""
-        return evaluation_crops(self.bank, self._order(envs))
+        return evaluation_crops(self.bank.of(envs), self._order(envs))
 
     def first(self, count: int) -> "ValidationImages":
         """A feed of the first `count` images only."""

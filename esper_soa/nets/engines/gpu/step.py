@@ -129,7 +129,9 @@ def head_outputs(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> H
 def crops_record(bank: ImageBank, first: Tensor) -> Crops:
     """What the kernel is told; first: int64 [n, images]."""
     _, line, colour, _ = bank.lines.stride()
-    return Crops(bank.lines, first, first.shape[1], line, colour, bank.scale, bank.offset)
+    apart = bank.scale.stride(0) if bank.scale.dim() == 2 else 0
+    scaling = apart, bank.scale, bank.offset
+    return Crops(bank.lines, first, first.shape[1], line, colour, *scaling)
 
 
 def cut_(crops: Crops, counter: Tensor, images: Tensor) -> None:

@@ -15,7 +15,8 @@ class Crops(NamedTuple):
     images: int  # per network
     line: int  # bytes from line to line
     colour: int  # and from colour to colour
-    scale: Tensor  # float32 [3]
+    apart: int  # numbers between the scales of two networks; 0: all have the same
+    scale: Tensor  # float32 [3] or [n, 3]
     offset: Tensor
 
 
@@ -28,8 +29,9 @@ def cut_kernel(crops, batch, counter, target, side: tl.constexpr, tile: tl.const
     first = tl.load(crops.first + env * crops.images + number)
     colour = tl.arange(0, 4)
     known = colour < 3
-    scale = tl.load(crops.scale + colour, mask=known, other=0.0)
-    offset = tl.load(crops.offset + colour, mask=known, other=0.0)
+    own = env * crops.apart + colour
+    scale = tl.load(crops.scale + own, mask=known, other=0.0)
+    offset = tl.load(crops.offset + own, mask=known, other=0.0)
     start = target + (env * batch + image) * (side * side * 4)
     for begin in range(0, side * side, tile):
         pixels = begin + tl.arange(0, tile)
