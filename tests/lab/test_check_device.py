@@ -4,13 +4,15 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
 from program import finished
 from rich.console import Console
 from tiny_world import tiny_settings
 
 from esper_soa.config.settings import TrainConfig
-from esper_soa.lab.check_device import check_device, engine_table
+from esper_soa.lab.check_device import check_device, engine_table, memory_table
 from esper_soa.nets.trial import TrialResult
+from esper_soa.runtime.memory import PASSED, UPDATED, Need
 
 
 def printed(console: Console) -> str:
@@ -42,6 +44,17 @@ def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
     for words in (*told, "replays nothing", "together"):
         assert words in shown
     assert "left out" not in shown
+
+
+def test_what_is_needed_at_other_times_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"": 3, PASSED: 5, UPDATED: 4}
+    parts = [Need(f"part{size}", size * 2**20, (), during) for during, size in sizes.items()]
+    monkeypatch.setattr("esper_soa.lab.check_device.needs", lambda cfg, device: parts)
+    console = Console(file=io.StringIO(), width=140)
+    console.print(memory_table(TrainConfig(), torch.device("cpu")))
+    lines = [line.split() for line in printed(console).splitlines()]
+    assert ["part4", "4.0", "MiB"] in lines
+    assert [line[-2] for line in lines if line[:1] == ["together,"]] == ["8.0"]
 
 
 @pytest.mark.slow

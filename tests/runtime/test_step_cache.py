@@ -253,11 +253,11 @@ def test_runs_say_why_nothing_is_compiled(folder: Path, monkeypatch: pytest.Monk
     assert not [*folder.glob("[!l]*")]
 
 
-def test_what_is_not_supported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_supported_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert unsupported(tiny_rules(2, 6)) == ""
-    assert unsupported(tiny_rules(5, 6)) == "not for more than 4 slots"
+    assert told(tiny_rules(5, 6)) == "not for more than 4 slots"
     own = tiny_rules(2, 6, RewardConfig(mode="parts_of_users:parts"))
-    assert unsupported(own) == "not with the reward parts of your own"
+    assert told(own) == "not with the reward parts of your own"
     monkeypatch.delattr(torch._C._aoti, "AOTIModelContainerRunnerCpu")
     assert unsupported(tiny_rules(2, 6)).endswith(" has no loader of compiled libraries")
 

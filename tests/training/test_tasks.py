@@ -97,7 +97,8 @@ def test_a_resumed_run_on_several_tasks_ends_as_the_one_that_went_on(
     learning: Path, tmp_path: Path
 ) -> None:
     fresh(together(rounds=1), tmp_path)
-    (tmp_path / "tiny" / "metrics.jsonl").open("a").write('{"round": 2}\n')
+    for name in NAMES:
+        (tmp_path / name / "metrics.jsonl").open("a").write('{"round": 2}\n')
     resumed(together(rounds=3), tmp_path)
     for name in NAMES:
         files = [one / name / "metrics.jsonl" for one in (tmp_path, learning)]
@@ -112,11 +113,12 @@ def test_every_task_is_evaluated_and_has_its_own_records(learning: Path, tmp_pat
     evaluate(cfg, RunFolder(tmp_path))
     run = open_run(learning)
     assert list(run.tasks) == list(NAMES)
-    for name, envs in zip(NAMES, (2, 3), strict=True):
+    for name, envs, images in zip(NAMES, (2, 3), (16, 20), strict=True):
         found = json.loads((tmp_path / name / "evaluation.json").read_text())
         assert len(found["policies"]["ppo"]["samples"]["reward"]) == envs
         task = run.tasks[name]
         assert task.export(0).spec["task"] == task.summary["task"] == name
+        assert task.summary["validation_images"] == images
         controller = run.policy(task=name)
         assert controller.spec["task"] == name
         assert len(controller.spec["slots"]) == envs

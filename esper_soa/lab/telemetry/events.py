@@ -40,7 +40,7 @@ def seed_events(record: RoundRecord) -> list[Event]:
     op = record.code("effective_op")[:, :, None]
     success = record.flag("success")[:, :, None]
     by_op = {
-        code: target & (op == code) & ~panic
+        code: target & (op == code)
         for code in (Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)
     }
     pruned = by_op[Op.PRUNE] & success

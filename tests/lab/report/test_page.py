@@ -10,6 +10,7 @@ import pytest
 from report_runs import PROGRAM, line, make_run, page_text, summary, write_round, write_table
 
 from esper_soa.config.errors import UserError
+from esper_soa.lab.compare.comparison import RESULT
 from esper_soa.lab.report import bundle, details, page, sections, write
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import Table, find_runs
@@ -289,6 +290,16 @@ def test_findings_and_kinds_name_the_runs_that_share_them(tmp_path: Path) -> Non
     assert rows in text
     assert '<p class="about">trial, tiny</p>' in text
     assert "trial, tiny, policy p3 …</p>" in page_text(tmp_path / "apart")
+
+
+def test_what_a_study_found_stands_in_the_page_of_its_runs_alone(tmp_path: Path) -> None:
+    for study in ("one", "two"):
+        for group in ("a", "b"):
+            folder = tmp_path / study / group / "0"
+            make_run(folder, settings=f"note: {study}{group}\n", ended=summary([50.0]))
+        (tmp_path / study / RESULT).write_text(json.dumps({"seeds": [0], "comparisons": []}))
+    assert "By esper-compare, over 1 seeds" in page_text(tmp_path / "one")
+    assert "By esper-compare" not in page_text(tmp_path)
 
 
 def test_settings_that_differ_stand_side_by_side_as_far_as_there_is_room(
