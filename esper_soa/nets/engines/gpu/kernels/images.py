@@ -15,7 +15,7 @@ class Crops(NamedTuple):
     images: int  # per network
     line: int  # bytes from line to line
     colour: int  # and from colour to colour
-    apart: int  # numbers between the scales of two networks; 0: all have the same
+    apart: tl.constexpr  # numbers between the scales of two networks; 0: all have the same
     scale: Tensor  # float32 [3] or [n, 3]
     offset: Tensor
 
