@@ -21,7 +21,7 @@ from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.nets.data import batches, orders, streams
-from esper_soa.nets.data.image_set import ImageSet, TakenSet, sets_of
+from esper_soa.nets.data.image_set import DatasetEntry, ImageSet, sets_of
 from esper_soa.nets.engine import Sizes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
@@ -83,7 +83,7 @@ class World:
     def _check_data(self, sizes: Sizes) -> None:
         """Raise SettingError where hosts cannot take a data set, or it has too few samples."""
         nets = self.rules.nets
-        for source in (taken.source for taken in sets_of(self.data)):
+        for source in (entry.source for entry in sets_of(self.data)):
             batches.check_inputs(source, nets.task.host, nets.shape.input_shape)
             batches.check_classes(source, nets.shape.num_classes)
             if not self.config.split:
@@ -120,8 +120,8 @@ class World:
         all_envs = self.reduction.all_envs(self.sizes.num_envs)
         keys = self.keys(streams.DATA_ORDER)
         self.orders = [
-            orders.SampleOrders(keys[envs], len(taken.source.train_labels), all_envs)
-            for envs, taken in self.sets
+            orders.SampleOrders(keys[envs], len(entry.source.train_labels), all_envs)
+            for envs, entry in self.sets
         ]
         rules = self.rules
         settings = {
@@ -190,11 +190,11 @@ class World:
         if self.split is None:
             share = self._own("share")
             parts = []
-            for (envs, taken), order in zip(self.sets, self.orders, strict=True):
+            for (envs, entry), order in zip(self.sets, self.orders, strict=True):
                 part = order.draw(step * sizes.train_samples, sizes.train_samples)
                 if not isinstance(share, float) or share != 1:
                     own = share if isinstance(share, float) else share[envs]
-                    size = len(taken.source.train_labels)
+                    size = len(entry.source.train_labels)
                     part = orders.members_of_share(part, own, self.seed, size)
                 parts.append(part)
             drawn = self.join(parts)
@@ -219,13 +219,13 @@ class World:
         return self.config.number(name) if own is None else own
 
     @property
-    def sets(self) -> list[tuple[slice, TakenSet]]:
+    def sets(self) -> list[tuple[slice, DatasetEntry]]:
         """The data sets that envs here take, each behind the rows of its envs."""
         every = sets_of(self.data)
         firsts = [(place - self.reduction.first_env) % len(every) for place in range(len(every))]
         pairs = zip(firsts, every, strict=True)
         num_envs = self.sizes.num_envs
-        return [(slice(row, None, len(every)), taken) for row, taken in pairs if row < num_envs]
+        return [(slice(row, None, len(every)), entry) for row, entry in pairs if row < num_envs]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Rows [N, .] of the envs here from those of each of `sets`, [.] where its envs have one;
@@ -242,15 +242,15 @@ class World:
         """int64 [N, 1], where the training samples of each env begin; None of a single data set."""
         if len(sets_of(self.data)) == 1:
             return None
-        starts = [torch.full((1,), taken.train, device=self.device) for _, taken in self.sets]
+        starts = [torch.full((1,), entry.train, device=self.device) for _, entry in self.sets]
         return self.join(starts).view(-1, 1)
 
     def _validation_order(self) -> Tensor:
         if self.split is None:
             given = self.sizes.val_samples, self.seed, self.device
-            sets = [taken for _, taken in self.sets]
+            sets = [entry for _, entry in self.sets]
             drawn = [orders.validation_order(len(one.source.val_labels), *given) for one in sets]
-            starts = [taken.validation for taken in sets]
+            starts = [entry.validation for entry in sets]
             return self.join([one + start for one, start in zip(drawn, starts, strict=True)])
         num_val = len(self.data.val_labels)
         return self.reduction.own(orders.split_validation_order(num_val, self.split, self.device))

@@ -96,7 +96,7 @@ class EpisodeRunner:
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
-            row = _row(observed, decision, result, env.truncated & ~env.terminated)
+            row = _row(observed, decision, result, env.truncated)
             if ended is not None:
                 row = select(ended, self.rollout.rows[step], row)
             write_(self.rollout, step, row)
@@ -148,6 +148,7 @@ class EpisodeRunner:
             self.earned += [torch.zeros_like(rewards) for rewards in self.earned[-1:]] * steps_left
         if self.rollout is not None and self.player.learner is not None:
             self.player.learner.fill_rewards_(self.rollout, torch.stack(self.earned))
+            self.rollout.rows.truncated.logical_and_(~env.terminated)
             view = env.current_view()
             self.rollout.bootstrap.copy_(self.player.agent.act(view, self.memory)[0].value)
         self.profile.on_phase_end("policy")
@@ -183,8 +184,8 @@ def _rollout(world: World, player: Player) -> Rollout | None:
 def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
     """What the learner keeps of one env-step.
 
-    truncated: bool [N], episodes that are cut here. A rollback ends the trajectory. Rewards are
-    filled in once the episode is over.
+    truncated: bool [N], episodes that end here; `finish` takes out those that terminate. A rollback
+    ends the trajectory. Rewards are filled in once the episode is over.
     """
     view = observed.view
     attribution = observed.attribution

@@ -127,7 +127,7 @@ class TaskRun:
         start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
         policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
         modes = "+".join(cfg.reward.modes)
-        for data in {taken.source.identity: taken.source for taken in sets}.values():
+        for data in {entry.source.identity: entry.source for entry in sets}.values():
             named = data.source.startswith(data.name)
             level = WARNING if data.source.startswith(SUBSET) else INFO
             text = data.source if named else f"{data.name}: {data.source}"

@@ -1,4 +1,4 @@
-"""Runs whose envs take several data sets in taken: each env is that of a run on its set alone."""
+"""Runs whose envs take several data sets in turn: each env is that of a run on its set alone."""
 
 import json
 from dataclasses import replace

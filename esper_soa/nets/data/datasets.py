@@ -12,7 +12,7 @@ from esper_soa.config.nets import NPZ, DataConfig
 from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import DATASET, find, is_reference
 from esper_soa.nets.data.batches import BatchSource, SampleSpec
-from esper_soa.nets.data.image_set import ImageSet, Part, image_set, joined, set_aside
+from esper_soa.nets.data.image_set import ImageSet, Part, image_set, join_sets, set_aside
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.data.streams import fold, uniform
 from esper_soa.nets.data.text import load_text, text_spec
@@ -67,7 +67,7 @@ def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
     if cfg.is_text:
         return load_text(cfg).to(device)
     loaded = {one.name: load_images(one, device) for one in cfg.sets}
-    return joined([loaded[name] for name in env_words(cfg.name)])
+    return join_sets([loaded[name] for name in env_words(cfg.name)])
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:

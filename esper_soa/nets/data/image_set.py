@@ -58,8 +58,8 @@ class ImageSet:
     class_names: tuple[str, ...] = ()  # of own images, where they have names
     notes: tuple[str, ...] = ()  # what was done to own images, a clause each
     file_sha256: str = ""  # of the file of own images, hexadecimal
-    # Where envs take several sets in turn, see `joined`: these, and the number of the first env.
-    sets: tuple["TakenSet", ...] = ()
+    # Where envs take several sets in turn, see `join_sets`: these, and the number of the first env.
+    sets: tuple["DatasetEntry", ...] = ()
     first_env: int = 0
 
     def to(self, device: torch.device | str) -> Self:
@@ -75,7 +75,7 @@ class ImageSet:
         """
         scaling: tuple[Means, Means] = self.mean, self.std
         if self.sets:
-            own = [taken.source.input_spec() for taken in self.sets]
+            own = [entry.source.input_spec() for entry in self.sets]
             scaling = [one["mean"] for one in own], [one["std"] for one in own]
         training = padded_bank(self.train_images, self.train_labels, *scaling)
         images = torch.cat((self.val_images, self.test_images))
@@ -134,20 +134,20 @@ class ImageSet:
         return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
 
 
-class TakenSet(NamedTuple):
-    """A data set that envs take in turn with others."""
+class DatasetEntry(NamedTuple):
+    """A data set of a list from which envs take one in turn."""
 
     source: BatchSource
-    # Where its samples begin in the parts of all, see `joined`.
+    # Where its samples begin in the parts of all, see `join_sets`.
     train: int = 0
     validation: int = 0
     test: int = 0
 
 
-def sets_of(source: BatchSource) -> tuple[TakenSet, ...]:
+def sets_of(source: BatchSource) -> tuple[DatasetEntry, ...]:
     """The data sets of a source, of which env i takes number i modulo how many there are."""
     sets = source.sets if isinstance(source, ImageSet) else ()
-    return sets or (TakenSet(source),)
+    return sets or (DatasetEntry(source),)
 
 
 def source_of(source: BatchSource, env: int) -> BatchSource:
@@ -178,7 +178,7 @@ def image_set(
     return ImageSet(name, *train, *val, *test, *statistics, identity, f"{text}: {counts}.")
 
 
-def joined(sets: Sequence[ImageSet]) -> ImageSet:
+def join_sets(sets: Sequence[ImageSet]) -> ImageSet:
     """One set with the images of all, of which env i takes those of number i modulo how many there
     are; a set may be there several times.
     """
@@ -190,8 +190,8 @@ def joined(sets: Sequence[ImageSet]) -> ImageSet:
     # by set, its part of each: the memory of all is kept once
     views = zip(*(whole[name].split(list(map(len, rows[name]))) for name in TENSORS), strict=True)
     starts = zip(*([0, *accumulate(map(len, rows[name]))] for name in LABELS), strict=True)
-    taken = {
-        one: TakenSet(replace(one, **dict(zip(TENSORS, view, strict=True))), *start)
+    entries = {
+        one: DatasetEntry(replace(one, **dict(zip(TENSORS, view, strict=True))), *start)
         for one, view, start in zip(different, views, starts, strict=False)
     }
     return replace(
@@ -201,7 +201,7 @@ def joined(sets: Sequence[ImageSet]) -> ImageSet:
         identity=hashlib.sha256("".join(one.identity for one in sets).encode()).hexdigest(),
         source=" ".join(one.source for one in different),
         notes=tuple(note for one in different for note in one.notes),
-        sets=tuple(taken[one] for one in sets),
+        sets=tuple(entries[one] for one in sets),
     )
 
 

@@ -65,8 +65,8 @@ class ImageBank(NamedTuple):
         """The same with what normalises the images of each of `envs` [n], where that differs."""
         if self.scale.dim() == 1:
             return self
-        taken = (envs + self.first_env) % len(self.scale)
-        own = self.scale[taken], self.offset[taken], self.values[taken]
+        entry = (envs + self.first_env) % len(self.scale)
+        own = self.scale[entry], self.offset[entry], self.values[entry]
         return ImageBank(self.lines, self.labels, *own)
 
 

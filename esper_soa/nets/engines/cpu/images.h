@@ -7,7 +7,7 @@
 typedef struct {
     int64_t size;          /* pixels of a side */
     int64_t line, colour;  /* bytes between lines of an image, and between the colours of a line */
-    int64_t apart;         /* floats between the values of two networks; 0: all have the same */
+    int64_t env_stride;    /* floats between the values of two networks; 0: all have the same */
     const uint8_t *bytes;
     const int64_t *first;  /* where a crop begins */
     const float *values;   /* [3, 256], or [count, 3, 256]: what a byte stands for */

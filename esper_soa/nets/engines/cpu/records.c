@@ -23,8 +23,8 @@ typedef struct {
 #define HEAD(name) AT(sequence_head, name)
 
 static const field FIELDS[] = {
-    RECORD(crops), CROPS(size), CROPS(line), CROPS(colour), CROPS(apart), CROPS(bytes), CROPS(first),
-    CROPS(values),
+    RECORD(crops), CROPS(size), CROPS(line), CROPS(colour), CROPS(env_stride), CROPS(bytes),
+    CROPS(first), CROPS(values),
     RECORD(sgd), SGD(max_norm), SGD(eps), SGD(rate), SGD(momentum), SGD(decay),
     RECORD(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(size),
     NETWORKS(channels), NETWORKS(kernels), NETWORKS(pooled), NETWORKS(before), NETWORKS(after), NETWORKS(gate_at),

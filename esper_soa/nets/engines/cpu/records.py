@@ -31,7 +31,10 @@ def all_of(kind: type, names: str) -> list[tuple[str, type]]:
 class CropsRecord(ctypes.Structure):
     """crops of images.h."""
 
-    _fields_ = [*all_of(INTEGER, "size line colour apart"), *all_of(POINTER, "bytes first values")]
+    _fields_ = [
+        *all_of(INTEGER, "size line colour env_stride"),
+        *all_of(POINTER, "bytes first values"),
+    ]
 
 
 class NativeNetworks(ctypes.Structure):
@@ -96,8 +99,8 @@ def point(record: Record, fields: Held) -> Record:
 def crops_record(bank: ImageBank, first: Tensor) -> CropsRecord:
     """Of images that begin at the bytes `first` of a bank; the tensors must outlive the record."""
     lines = bank.lines
-    apart = bank.values.stride(0) if bank.values.dim() == 3 else 0
-    record = CropsRecord(line=lines.stride(1), colour=lines.stride(2), apart=apart)
+    env_stride = bank.values.stride(0) if bank.values.dim() == 3 else 0
+    record = CropsRecord(line=lines.stride(1), colour=lines.stride(2), env_stride=env_stride)
     return point(record, {"bytes": lines, "first": first, "values": bank.values})
 
 

@@ -225,7 +225,7 @@ static void train_network(const training *t, long at, layer *layers, float **see
         crops images = t->images;
         float loss;
         int64_t correct, first = (at * t->accumulate + batch) * t->batch;
-        images.size = t->nets.size, images.first += first, images.values += at * images.apart;
+        images.size = t->nets.size, images.first += first, images.values += at * images.env_stride;
         cut_padded(&images, t->batch, 0, net.images);
         net.top.labels = t->labels + first;
         forward(&net);

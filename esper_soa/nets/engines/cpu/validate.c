@@ -124,7 +124,7 @@ static void validate_network(const validation *v, long at, layer *layers, const 
     validated net = prepare(v, v->envs[at], layers, &a);
     long first = shared ? 0 : at * v->images, numel = padded_floats(&layers[0].s, COLOURS);
     crops cut = v->images_of;
-    net.place = at, cut.size = v->nets.size, cut.first += first, cut.values += at * cut.apart;
+    net.place = at, cut.size = v->nets.size, cut.first += first, cut.values += at * cut.env_stride;
     for (long i = 0; i < v->images; i++, cut.first++) {
         net.label = v->labels[first + i];
         if (net.label < 0) continue;

@@ -129,8 +129,8 @@ def head_outputs(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> H
 def crops_record(bank: ImageBank, first: Tensor) -> Crops:
     """What the kernel is told; first: int64 [n, images]."""
     _, line, colour, _ = bank.lines.stride()
-    apart = bank.scale.stride(0) if bank.scale.dim() == 2 else 0
-    scaling = *constants(apart), bank.scale, bank.offset
+    env_stride = bank.scale.stride(0) if bank.scale.dim() == 2 else 0
+    scaling = *constants(env_stride), bank.scale, bank.offset
     return Crops(bank.lines, first, first.shape[1], line, colour, *scaling)
 
 

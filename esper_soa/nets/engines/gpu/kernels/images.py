@@ -15,7 +15,7 @@ class Crops(NamedTuple):
     images: int  # per network
     line: int  # bytes from line to line
     colour: int  # and from colour to colour
-    apart: tl.constexpr  # numbers between the scales of two networks; 0: all have the same
+    env_stride: tl.constexpr  # numbers between the scales of two networks; 0: all have the same
     scale: Tensor  # float32 [3] or [n, 3]
     offset: Tensor
 
@@ -29,7 +29,7 @@ def cut_kernel(crops, batch, counter, target, side: tl.constexpr, tile: tl.const
     first = tl.load(crops.first + env * crops.images + number)
     colour = tl.arange(0, 4)
     known = colour < 3
-    own = env * crops.apart + colour
+    own = env * crops.env_stride + colour
     scale = tl.load(crops.scale + own, mask=known, other=0.0)
     offset = tl.load(crops.offset + own, mask=known, other=0.0)
     start = target + (env * batch + image) * (side * side * 4)
