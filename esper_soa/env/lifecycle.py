@@ -4,7 +4,6 @@ env/step.py calls `record_accuracy`, `apply` and `tick` in this order, and the g
 A seed's weights are frozen exactly while `ramp.mode` is DOWN.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
 from esper_soa.env.own_settings import steps_by_slot
-from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, initial_values
+from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Slots, initial_values, set_where
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
@@ -183,8 +182,13 @@ def execute_orders(
     advanced_stage = advance_stage(stage, gates)
     advanced = where_op[Op.ADVANCE] & (advanced_stage != stage)
     fossilized = where_op[Op.FOSSILIZE] & gates.g5
-    aimed = where_op[Op.SET_ALPHA_TARGET] & at_rest(ramp.mode) & (orders.target > 0)
-    is_removed, fading = _split_prunes(slots, ramp, where_op[Op.PRUNE], orders.length)
+    is_resting = at_rest(ramp.mode)
+    aimed = where_op[Op.SET_ALPHA_TARGET] & is_resting & (orders.target > 0)
+    # a pruned seed goes at once, or first fades out where its stage has ramps
+    at_once = (orders.length <= 0) | (slots.alpha <= 0)
+    has_ramp = stage_allows(Op.SET_ALPHA_TARGET, stage)
+    is_removed = where_op[Op.PRUNE] & (at_once | (is_resting & ~has_ramp))
+    fading = where_op[Op.PRUNE] & ~at_once & is_resting & has_ramp
 
     reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1 - ALPHA_TOLERANCE))
     stage = torch.where(advanced, advanced_stage, stage)
@@ -211,35 +215,20 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
     return following
 
 
-def _split_prunes(slots: Slots, ramp: Ramp, where: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice, of the seeds `where`: removed at once (length 0, not blending yet, or a
-    stage without ramps); fading out first, in `length` ticks.
-    """
-    at_once = (length <= 0) | (slots.alpha <= 0)
-    has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
-    is_resting = at_rest(ramp.mode)
-    is_removed = where & (at_once | (is_resting & ~has_ramp))
-    return is_removed, where & ~at_once & is_resting & has_ramp
-
-
 def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> Slots:
     """Put a new seed into the empty slots `where`; the tick that emptied them cleared them.
 
     Style and tempo wait for BLENDING; the style GATED_GATE brings the blend GATE with it.
     """
-    return slots.replace(
-        stage=torch.where(where, Stage.GERMINATED, slots.stage),
-        previous_stage=torch.where(where, Stage.DORMANT, slots.previous_stage),
-        blueprint=torch.where(where, orders.blueprint, slots.blueprint),
-        blend=torch.where(where, orders.blend, slots.blend),
-        style=torch.where(where, orders.style, slots.style),
-        tempo=torch.where(where, orders.tempo, slots.tempo),
-        alpha_goal=torch.where(where, orders.target, slots.alpha_goal),
-        accuracy_germination=torch.where(where, accuracy.unsqueeze(-1), slots.accuracy_germination),
-        germination_known=slots.germination_known | where,
-        newborn=slots.newborn | where,
-        fresh_momentum=slots.fresh_momentum | where,
-    )
+    ordered = {name: getattr(orders, name) for name in ("blueprint", "blend", "style", "tempo")}
+    flags = dict.fromkeys(("germination_known", "newborn", "fresh_momentum"), True)
+    values = {
+        "stage": Stage.GERMINATED,
+        "previous_stage": Stage.DORMANT,
+        "alpha_goal": orders.target,
+        "accuracy_germination": accuracy.unsqueeze(-1),
+    }
+    return set_where(slots, where, ordered | flags | values)
 
 
 def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
@@ -277,10 +266,10 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
     steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
     curve = _pick(slots.style, STYLE_CURVE)
     ramp = retarget(ramp, blending, slots.alpha_goal, slots.tempo, curve, steepness)
-    ramp = _set(ramp, holding, RESTING_RAMP | {"alpha": 1.0, "start": 1.0, "target": 1.0})
+    ramp = set_where(ramp, holding, RESTING_RAMP | {"alpha": 1.0, "start": 1.0, "target": 1.0})
     done = torch.where(holding, ramp.length, ramp.done)
     ramp = ramp.replace(done=done, alpha=torch.where(fossil, 1.0, ramp.alpha))
-    return slots, _set(ramp, pruned, RESTING_RAMP | {"length": 0, "done": 0})
+    return slots, set_where(ramp, pruned, RESTING_RAMP | {"length": 0, "done": 0})
 
 
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
@@ -316,9 +305,8 @@ def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: Gat
     has_faded = is_at_target(ramp) & (ramp.target <= ALPHA_TOLERANCE)
     stage = torch.where((stage_before == Stage.BLENDING) & has_faded, Stage.PRUNED, stage)
     stage = torch.where(stage_before == Stage.PRUNED, Stage.EMBARGOED, stage)
-    old_enough = slots.stage_age >= steps_by_slot(cfg.embargo_steps)
-    has_served = (stage_before == Stage.EMBARGOED) & old_enough
-    stage = torch.where(has_served, Stage.RESETTING, stage)
+    has_served = slots.stage_age >= steps_by_slot(cfg.embargo_steps)
+    stage = torch.where((stage_before == Stage.EMBARGOED) & has_served, Stage.RESETTING, stage)
     return torch.where(stage_before == Stage.RESETTING, Stage.EMPTY, stage)
 
 
@@ -336,9 +324,4 @@ def _reset_empty_slots(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
         drip_live=slots.drip_live & live,
         newborn=slots.newborn & live,
     )
-    return _set(slots, empty, EMPTY_SLOT), _set(ramp, empty, IDLE_RAMP)
-
-
-def _set(record: Record, where: Tensor, values: Mapping[str, float]) -> Record:
-    fields = {name: torch.where(where, value, record.get(name)) for name, value in values.items()}
-    return record.replace(**fields)  # type: ignore[no-any-return]
+    return set_where(slots, empty, EMPTY_SLOT), set_where(ramp, empty, IDLE_RAMP)
