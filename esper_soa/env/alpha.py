@@ -46,10 +46,8 @@ def retarget(
     target = target.clamp(0.0, 1.0)
     length = length.clamp(min=0)
     instant = length == 0
-    up = (target > ramp.alpha) & ~instant
-    down = (target < ramp.alpha) & ~instant
-    zeros = torch.zeros_like(ramp.mode)
-    mode = torch.where(up, AlphaMode.UP, torch.where(down, AlphaMode.DOWN, zeros))
+    rising = torch.where(target > ramp.alpha, AlphaMode.UP, AlphaMode.HOLD)
+    mode = torch.where(target < ramp.alpha, AlphaMode.DOWN, rising)
     return ramp.replace(
         alpha=torch.where(where & instant, target, ramp.alpha),
         start=torch.where(where, ramp.alpha, ramp.start),
@@ -58,7 +56,7 @@ def retarget(
         done=torch.where(where, 0, ramp.done),
         curve=torch.where(where, curve, ramp.curve),
         steepness=torch.where(where, steepness.clamp(min=MIN_STEEPNESS), ramp.steepness),
-        mode=torch.where(where, mode, ramp.mode),
+        mode=torch.where(where, torch.where(instant, AlphaMode.HOLD, mode), ramp.mode),
     )
 
 
@@ -73,10 +71,9 @@ def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:
     complete = moving & (done >= ramp.length)
     time = done.to(ramp.alpha.dtype) / ramp.length.clamp(min=1)
     progress = curve_progress(time, ramp.curve, ramp.steepness)
-    path = ramp.start + (ramp.target - ramp.start) * progress
     low = torch.minimum(ramp.start, ramp.target)
     high = torch.maximum(ramp.start, ramp.target)
-    path = torch.minimum(torch.maximum(path, low), high)
+    path = (ramp.start + (ramp.target - ramp.start) * progress).clamp(low, high)
     alpha = torch.where(complete, ramp.target, torch.where(moving, path, ramp.alpha))
     mode = torch.where(complete, AlphaMode.HOLD, ramp.mode)
     return ramp.replace(alpha=alpha, done=done, mode=mode), complete

@@ -56,10 +56,8 @@ def _order_weights(num_slots: int, like: Tensor) -> Tensor:
     """k! (n - k - 1)! / n! at n (S + 1) + k, of n players, k before one: [(S + 1)^2], as `like`."""
     count = torch.arange(num_slots + 1, device=like.device)
     factorial = count.clamp(min=1).to(like.dtype).cumprod(0)
-    players = count[:, None]
-    before = count[None, :]
-    after = (players - before - 1).clamp(min=0)
-    return (factorial[before] * factorial[after] / factorial[players]).flatten()
+    after = (count[:, None] - count - 1).clamp(min=0)
+    return (factorial * factorial[after] / factorial[:, None]).flatten()
 
 
 def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.device) -> Tensor:
@@ -89,9 +87,8 @@ def sampled_shapley_values(
     Mitchell et al. 2022). The bool [N] says where the table held every prefix of every order;
     elsewhere both are 0.
     """
-    num_slots = orders.shape[1]
     prefixes = prefix_codes(orders)
-    bits = 1 << torch.arange(num_slots, device=subset.device)
+    bits = 1 << torch.arange(orders.shape[1], device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
     values, found = lookup(subset, accuracy, prefixes.flatten() & full)
     gains = values.unflatten(1, prefixes.shape).diff(dim=2)  # [N, P, S] in the order of arrival
@@ -109,8 +106,7 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     bits = 1 << torch.arange(num_slots, device=subset.device)
     codes = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
     value, known = lookup(subset, accuracy, codes.expand(subset.shape[0], -1))
-    square = num_slots, num_slots
-    joint, pair_known = (part[:, :-1].unflatten(1, square) for part in (value, known))
+    joint, pair_known = (part[:, :-1].unflatten(1, (num_slots, -1)) for part in (value, known))
     # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated
     # function, and says so.
     single = value[:, : num_slots**2 : num_slots + 1]
@@ -143,15 +139,14 @@ def attribute(measured: Measurements, slots: Slots, orders: Tensor | None = None
         sampled, spread, _ = sampled_shapley_values(subset, accuracy, ablated, orders)
         shapley = torch.where(complete[:, None], shapley, sampled)
         error = torch.where(complete[:, None], error, spread)
-    main = accuracy[:, 0]
     return Attribution(
-        contribution=torch.where(ablated, main[:, None] - left_out, 0.0),
+        contribution=torch.where(ablated, accuracy[:, :1] - left_out, 0.0),
         measured=ablated,
         interaction_sum=interactions.sum(-1),
         pair_boost=interactions.clamp(min=0),
         shapley=shapley,
         shapley_error=error,
-        total=main - all_off.squeeze(1),
+        total=accuracy[:, 0] - all_off.squeeze(1),
         total_known=ablated.any(1),
         committed=committed.squeeze(1),
         batch_size=[subset.shape[0]],

@@ -22,12 +22,9 @@ CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as ch
 
 
 class PanicReason:
-    """Reason of a panic (NUM_REASONS). DIVERGED panics only after enough in a row."""
+    """Reason of a panic. DIVERGED panics only after enough in a row."""
 
-    NONE = 0
-    NOT_FINITE = 1
-    COLLAPSED_TO_CHANCE = 2
-    DIVERGED = 3
+    NONE, NOT_FINITE, COLLAPSED_TO_CHANCE, DIVERGED = range(NUM_REASONS)
 
 
 REASON_NAMES = names_of(PanicReason)
@@ -61,7 +58,6 @@ def discard_panicked(measured: Measurements, state: EnvState) -> Measurements:
     observation or learner.
     """
     panic = state.guard.panic
-    signals = state.signals
     if known_false(panic):
         return measured
     unaffected = ~panic[:, None]
@@ -69,7 +65,7 @@ def discard_panicked(measured: Measurements, state: EnvState) -> Measurements:
         train_loss=torch.where(panic, torch.nan, measured.train_loss),
         train_accuracy=torch.where(panic, torch.nan, measured.train_accuracy),
         val_loss=torch.where(panic, torch.nan, measured.val_loss),
-        accuracy=torch.where(unaffected, measured.accuracy, signals.val_accuracy[:, None]),
+        accuracy=torch.where(unaffected, measured.accuracy, state.signals.val_accuracy[:, None]),
         ablated=measured.ablated & unaffected,
         gradients=measured.gradients.replace(measured=measured.gradients.measured & unaffected),
     )
@@ -95,8 +91,7 @@ def roll_back(
     reward; the reward of this env-step is the death penalty alone. Nothing else happens: no action,
     no tick. The removal is not charged as an alpha move, as it was not the decision maker's.
     """
-    everywhere = torch.ones_like(state.slots.newborn)
-    slots, ramp = prune_now(state.slots, state.ramp, everywhere)
+    slots, ramp = prune_now(state.slots, state.ramp, torch.ones_like(state.slots.newborn))
     is_removed = state.slots.live & ~slots.live
     slots = slots.replace(rent_params=torch.where(is_removed, 0.0, slots.rent_params))
     totals = state.totals

@@ -50,10 +50,9 @@ def illegal_heads(action: Action, masks: Masks) -> Tensor:
     op = action.op.clamp(0, masks.op.shape[-1] - 1)
     legal_op = _offered(masks.op, action.op)
     allowed = head_masks(masks, op)
-    relevant = relevant_heads(op).unbind(-1)
     heads = [
         matters & legal_op & ~_offered(allowed[name], action.get(name))
-        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
+        for matters, name in zip(relevant_heads(op).unbind(-1), HEAD_NAMES, strict=True)
     ]
     heads[HEAD_NAMES.index("op")] = ~legal_op
     return torch.stack(heads, dim=-1)
@@ -76,10 +75,9 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
         envs = rows[:, place].nonzero().flatten().tolist()
         if envs:
             choice = int(action.get(head.name)[envs[0]])
-            op = int(action.op[envs[0]])
             numbers = allowed[head.name][envs[0]].nonzero().flatten().tolist()
             legal = [_word(head.names, one) for one in numbers]
-            what = f"op {_word(OP_NAMES, op)}"
+            what = f"op {_word(OP_NAMES, int(action.op[envs[0]]))}"
             if head.name != "op":
                 what = f"{head.name} {_word(head.names, choice)} for {what}"
             messages.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
@@ -104,10 +102,9 @@ def obey(action: Action, masks: Masks) -> tuple[Action, Tensor]:
     """
     legal = ~illegal_heads(action, masks).any(-1)
     op = torch.where(legal, action.op, Op.WAIT)
-    relevant = relevant_heads(op).unbind(-1)
     allowed = head_masks(masks, op)
     heads = {
         name: torch.where(matters, action.get(name), first_choice(allowed[name]))
-        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
+        for matters, name in zip(relevant_heads(op).unbind(-1), HEAD_NAMES, strict=True)
     }
     return Action.from_dict(heads | {"op": op}, batch_size=op.shape), legal

@@ -66,10 +66,9 @@ def slot_allows(
     old_enough = seed_age >= steps_by_slot(min_prune_age)
     extra = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: old_enough & resting}
     everywhere = torch.ones_like(resting)
-    allowed = [everywhere]  # WAIT
-    for op in range(1, len(OP_NAMES)):
-        allowed.append(stage_allows(op, stage) & extra.get(op, everywhere))
-    return torch.stack(allowed, dim=-2)
+    ops = range(Op.WAIT + 1, len(OP_NAMES))
+    allowed = [stage_allows(op, stage) & extra.get(op, everywhere) for op in ops]
+    return torch.stack([everywhere, *allowed], dim=-2)
 
 
 def action_masks(

@@ -102,8 +102,7 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     num_steps: int64 [N], rewards received in the episode. The variance is that of a population.
     """
     window = rewards.shape[1]
-    place = torch.arange(window, device=rewards.device)
-    valid = place >= window - num_steps.unsqueeze(1)
+    valid = torch.arange(window, device=rewards.device) >= window - num_steps.unsqueeze(1)
     count = valid.sum(1)
     mean = torch.where(valid, rewards, 0.0).sum(1) / count.clamp(min=1)
     squares = torch.where(valid, (rewards - mean.unsqueeze(1)).square(), 0.0).sum(1)

@@ -26,7 +26,6 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
     loss_known = (signals.step > 0) & (signals.val_loss > 0)  # 0 = no finite loss so far
     loss_delta = torch.where(loss_known, signals.val_loss - val_loss, 0.0)
     accuracy_delta = val_accuracy - signals.val_accuracy
-    small_gain = accuracy_delta < cfg.plateau_threshold
     # stable env-steps in a row, and the latch that closes after enough
     is_measurable = signals.val_loss > MIN_PREVIOUS_LOSS
     change = loss_delta / torch.where(is_measurable, signals.val_loss, 1.0)
@@ -45,7 +44,7 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
         accuracy_delta=accuracy_delta,
         loss_history=_push(signals.loss_history, val_loss),
         accuracy_history=_push(signals.accuracy_history, val_accuracy),
-        plateau=torch.where(small_gain, signals.plateau + 1, 0),
+        plateau=torch.where(accuracy_delta < cfg.plateau_threshold, signals.plateau + 1, 0),
         stable_count=count,
         stabilized=signals.stabilized | (count >= cfg.stabilization_steps),
     )
@@ -54,10 +53,9 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
 def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
     """Slots with this env-step's contributions and interactions; none for unmeasured seeds."""
     measured = attribution.measured
-    live = slots.live
     change = attribution.contribution - slots.contribution
     velocity = VELOCITY_MEMORY * slots.contribution_velocity + (1.0 - VELOCITY_MEMORY) * change
-    unmeasured = torch.where(live, 0.0, slots.interaction_sum)
+    unmeasured = torch.where(slots.live, 0.0, slots.interaction_sum)
     again = measured & slots.contribution_known
     return slots.replace(
         contribution=torch.where(measured, attribution.contribution, slots.contribution),
@@ -75,13 +73,12 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     that is not finite is kept as 0: health 0 and the exploding flag say what happened.
     """
     measured = stats.measured
-    zeros = torch.zeros_like(slots.gradient_norm)
     ratio_measured = measured & torch.isfinite(stats.ratio)
     average = RATIO_MEMORY * slots.gradient_ratio + (1.0 - RATIO_MEMORY) * stats.ratio
     ratio = torch.where(slots.gradient_ratio_known, average, stats.ratio)
-    health = _finite_or(stats.health, zeros)
+    norm, health = (_finite_or(one, torch.zeros_like(one)) for one in (stats.l2, stats.health))
     return slots.replace(
-        gradient_norm=torch.where(measured, _finite_or(stats.l2, zeros), slots.gradient_norm),
+        gradient_norm=torch.where(measured, norm, slots.gradient_norm),
         gradient_health=torch.where(measured, health, slots.gradient_health),
         gradient_vanishing=torch.where(measured, stats.vanishing, slots.gradient_vanishing),
         gradient_exploding=torch.where(measured, stats.exploding, slots.gradient_exploding),

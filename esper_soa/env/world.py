@@ -58,7 +58,6 @@ class World:
         self.reduction = reduction
         self.config = cfg
         self._check_data(sizes)
-        shape = rules.nets.shape
         all_envs = reduction.all_envs(sizes.num_envs)
         self.split: orders.Split | None = None
         if cfg.split:
@@ -72,7 +71,7 @@ class World:
         heads = torch.arange(len(HEADS), device=self.device)
         self.heads = heads // HEADS_TOGETHER * FURTHER_HEADS + heads % HEADS_TOGETHER
         kind = self.device, torch.float32, rules.nets.task.optimizer
-        self.weights = pools.allocate(shape, sizes.num_envs, *kind)
+        self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, *kind)
         add_snapshot_(self.weights)
         if rules.nets.precision == torch.float16:
             add_loss_scales_(self.weights)
@@ -160,8 +159,7 @@ class World:
         draw = batches.Draw(order, keys, start, sizes.batch_size, self.config.augment, noise)
         training = self.data.training(draw, self.dtype)
         task = self.rules.nets.task
-        factor = lr_factor(task.lr_schedule, step, self.rules.max_steps)
-        moves = rules_of(task, factor, self.values)
+        moves = rules_of(task, lr_factor(task.lr_schedule, step, self.rules.max_steps), self.values)
         count = sizes.train_samples // sizes.batch_size
         return StepData(training, count, self.validation, self.seed_keys(step), moves)
 
