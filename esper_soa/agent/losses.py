@@ -13,8 +13,6 @@ from torch import Tensor
 
 MAX_HEAD_LOG_RATIO = 20.0
 MAX_JOINT_LOG_RATIO = 30.0
-
-
 Total: TypeAlias = Callable[..., tuple[Tensor, ...]]  # the sums over all processes of what each has
 
 
@@ -52,14 +50,10 @@ def weighted_mean(x: Tensor, weight: Tensor) -> Mean:
     return Mean(torch.where(weight > 0, weight * x, 0.0).sum(), weight.sum())
 
 
-def largest(x: Tensor) -> Tensor:
-    """The largest [] of x, -inf for none."""
-    return torch.cat([x.flatten(), x.new_full((1,), -torch.inf)]).amax()
-
-
 def largest_of(parts: Sequence[Tensor]) -> Tensor:
-    """The largest [] of several."""
-    return reduce(torch.maximum, map(largest, parts))
+    """The largest [] of all numbers in several tensors, -inf for none."""
+    least = parts[0].new_full((1,), -torch.inf)
+    return torch.cat([least, *map(torch.flatten, parts)]).amax()
 
 
 def clamped_log_ratio(log_probs: Tensor, reference: Tensor) -> Tensor:

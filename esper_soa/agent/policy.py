@@ -23,7 +23,7 @@ from esper_soa.agent.normalize import (
 )
 from esper_soa.agent.products import Product
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.rollout import Row, stack_action
+from esper_soa.agent.rollout import Row
 from esper_soa.agent.slots import (
     PLACE_FEATURES,
     SlotEncoder,
@@ -107,8 +107,8 @@ class ContributionPredictor(nn.Module):
 
     def forward(self, x: Tensor, slots: Tensor, noise: Tensor) -> Tensor:
         """noise [..., H / 2], uniform in [0, 1), decides which units are dropped."""
-        units = self.trunk(x)
-        return self.output(torch.where(noise >= DROPOUT, units / (1 - DROPOUT), 0.0), slots)
+        kept = torch.where(noise >= DROPOUT, self.trunk(x) / (1 - DROPOUT), 0.0)
+        return self.output(kept, slots)
 
 
 class RecurrentPolicy(nn.Module):
@@ -220,13 +220,12 @@ class RecurrentPolicy(nn.Module):
         many slots they have. Rows of all envs count.
         """
         env_moments, slot_moments = self._part_moments()
-        env_rows = []
-        slot_rows = []
-        for features, valid in rows:
-            env, slots = self._split(features)
-            each = valid.unsqueeze(-1).expand(slots.shape[:-1])
-            env_rows.append((env, valid))
-            slot_rows.append((slots.flatten(1, 2), each.flatten(1)))
+        parts = [(*self._split(features), valid) for features, valid in rows]
+        env_rows = [(env, valid) for env, _, valid in parts]
+        slot_rows = [
+            (slots.flatten(1, 2), valid.unsqueeze(-1).expand(slots.shape[:-1]).flatten(1))
+            for _, slots, valid in parts
+        ]
         env_moments = update_observation(env_moments, env_rows, momentum, reduction)
         slot_moments = update_observation(slot_moments, slot_rows, momentum, reduction)
         mean = torch.cat([env_moments.mean, slot_moments.mean])
@@ -279,34 +278,31 @@ class RecurrentPolicy(nn.Module):
         """`act_with_probabilities` on what it looks at of a View; noise float32 [N, 8]."""
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
-        op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
-        op = self._pick(op_log_probs, noise[:, HEAD_NAMES.index("op")])
+        numbers = dict(zip(HEAD_NAMES, noise.unbind(-1), strict=True))
+        choices: dict[str, Tensor] = {}
+        distributions: dict[str, Tensor] = {}
+
+        def play(name: str, mask: Tensor, *inputs: Tensor) -> Tensor:
+            logits = self.heads[name](*inputs)
+            distributions[name] = masked_log_probs(logits, mask, self.floors[name])
+            choices[name] = self._pick(distributions[name], numbers[name])
+            return choices[name]
+
+        op = play("op", masks.op, x)
         legal = head_masks(masks, op)
-        scores = self.heads["slot"](torch.cat([x, one_hot(op, x)], dim=-1), slots)
-        slot_log_probs = masked_log_probs(scores, legal["slot"], self.floors["slot"])
-        slot = self._pick(slot_log_probs, noise[:, HEAD_NAMES.index("slot")])
-        known = {"op": (op_log_probs, op), "slot": (slot_log_probs, slot)}
+        slot = play("slot", legal["slot"], torch.cat([x, one_hot(op, x)], dim=-1), slots)
         head_input = torch.cat([x, slot_encoding(slots, slot)], dim=-1)
-        choices = {}
-        log_probs = []
-        distributions = []
-        for i, (name, mask) in enumerate(legal.items()):
-            if name in known:
-                distribution, choice = known[name]
-            else:
-                logits = self.heads[name](head_input)
-                distribution = masked_log_probs(logits, mask, self.floors[name])
-                choice = self._pick(distribution, noise[:, i])
-            choices[name] = choice
-            log_probs.append(log_prob_of(distribution, choice))
-            distributions.append(distribution)
+        for name in [name for name in legal if name not in choices]:
+            play(name, legal[name], head_input)
+        log_probs = [log_prob_of(distributions[name], choices[name]) for name in HEAD_NAMES]
         decision = Decision(
             action=Action.from_dict(choices, batch_size=op.shape),
             log_probs=torch.stack(log_probs, dim=-1),
             value=self.value_head(x).squeeze(-1),
             batch_size=op.shape,
         )
-        return decision, memory, torch.cat(distributions, dim=-1).exp()
+        ordered = [distributions[name] for name in HEAD_NAMES]
+        return decision, memory, torch.cat(ordered, dim=-1).exp()
 
     def evaluate(self, rows: Row, starts: list[int], noise: Tensor) -> Evaluation:
         """Evaluate the recorded actions of whole sequences, rows [T, N], under the weights of now.
@@ -317,27 +313,25 @@ class RecurrentPolicy(nn.Module):
         """
         slots, features = self._encode(rows.features, rows.blueprints)
         x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
-        choices = stack_action(rows.action)
         op = one_hot(rows.action.op, x)
         head_input = torch.cat([x, slot_encoding(slots, rows.action.slot)], dim=-1)
         inputs = dict.fromkeys(HEAD_NAMES, (head_input,)) | {
             "op": (x,),
             "slot": (torch.cat([x, op], dim=-1), slots),
         }
-        log_probs = []
-        entropies = []
-        highest = []
-        for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
+        heads = []
+        for name, mask in head_masks(rows.masks, rows.action.op).items():
+            choice = rows.action.get(name)
             logits = self.heads[name](*inputs[name])
             distribution = masked_log_probs(logits, mask, self.floors[name])
-            log_probs.append(log_prob_of(distribution, choices[..., i]))
-            entropies.append(entropy(distribution, mask))
-            highest.append(distribution.argmax(-1) == choices[..., i])
+            highest = distribution.argmax(-1) == choice
+            heads.append((log_prob_of(distribution, choice), entropy(distribution, mask), highest))
+        log_probs, entropies, likeliest = (torch.stack(one, -1) for one in zip(*heads, strict=True))
         detached = x.detach()
         return Evaluation(
-            log_probs=torch.stack(log_probs, dim=-1),
-            entropies=torch.stack(entropies, dim=-1),
-            likeliest=torch.stack(highest, dim=-1),
+            log_probs=log_probs,
+            entropies=entropies,
+            likeliest=likeliest,
             value=self.value_head(x).squeeze(-1),
             q=self.q_head(torch.cat([detached, op], dim=-1)).squeeze(-1),
             contribution=self.contribution_head(detached, slots.detach(), noise),

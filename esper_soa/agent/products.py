@@ -92,5 +92,4 @@ class OnThreads(torch.autograd.Function):
         wanted = [one for one in ctx.inputs if one.requires_grad]
         with threads_of_operations(ctx.number):
             found = iter(torch.autograd.grad(results, wanted, [*known.values()]))
-        own = [next(found) if one.requires_grad else None for one in ctx.inputs]
-        return None, None, *own
+        return None, None, *(next(found) if one.requires_grad else None for one in ctx.inputs)

@@ -74,11 +74,6 @@ class GatheredRollout(NamedTuple):
         return cls._make([*same, rows.action.op, rollout.bootstrap.unsqueeze(0)])
 
 
-def stack_action(action: Action) -> Tensor:
-    """int64 [..., 8]: the choices in HEADS order."""
-    return torch.stack([action.get(name) for name in HEAD_NAMES], dim=-1)
-
-
 def new_rollout(
     num_steps: int,
     num_envs: int,

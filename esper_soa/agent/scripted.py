@@ -4,7 +4,8 @@ Every choice obeys the masks. Agents of users' own are written with `seed_action
 and `env.legal.obey`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, Memory, restart
 from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
-from esper_soa.config.errors import SettingError, check, check_choice
+from esper_soa.config.errors import check, check_choice
 from esper_soa.config.nets import blueprint_names
 from esper_soa.env.legal import first_choice, head_masks, obey
 from esper_soa.env.lifecycle import ALPHA_TOLERANCE
@@ -26,16 +27,15 @@ NEVER = -100  # env-step of the last prune before there was one
 
 def scripted_policy(cfg: PolicyConfig, blueprints: Sequence[str]) -> Agent:
     """The scripted policy that `policy.name` asks for; `blueprints` are those of the task."""
-    if cfg.name == "random":
-        return RandomPolicy()
-    if cfg.name == "wait":
-        return WaitPolicy()
-    if cfg.name == "schedule":
-        return SchedulePolicy(cfg.schedule, blueprints)
-    if cfg.name == "heuristic":
-        return HeuristicPolicy(cfg.heuristic, blueprints)
+    policies: dict[str, Callable[[], Agent]] = {
+        "random": RandomPolicy,
+        "wait": WaitPolicy,
+        "schedule": partial(SchedulePolicy, cfg.schedule, blueprints),
+        "heuristic": partial(HeuristicPolicy, cfg.heuristic, blueprints),
+    }
     allowed = "random, wait, schedule or heuristic"
-    raise SettingError("policy.name", cfg.name, allowed, "It is not a scripted policy.")
+    check(cfg.name in policies, "policy.name", cfg.name, allowed, "It is not a scripted policy.")
+    return policies[cfg.name]()
 
 
 def uniform_choice(mask: Tensor, noise: Tensor) -> Tensor:
@@ -102,8 +102,7 @@ class SchedulePolicy(_Memoryless):
         slots = view.state.slots
         due = self.due_ops(view.state.signals.step, slots.stage, slots.seed_age)
         fixed = {name: getattr(self.cfg, name) for name in ("style", "tempo", "alpha_target")}
-        action = first_due(view, due, torch.full_like(due, self.code), **fixed)
-        return as_decision(action), memory
+        return as_decision(first_due(view, due, torch.full_like(due, self.code), **fixed)), memory
 
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
         """Op due in every slot [N, S] at env-step `step` [N], by stage and age of its seed."""
@@ -218,9 +217,8 @@ def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
         & (_at(state.ramp.mode, slot) == AlphaMode.HOLD)
         & ((_at(state.slots.alpha, slot) - target).abs() <= ALPHA_TOLERANCE)
     )
-    improvement = _at(state.slots.total_improvement, slot)
     ransomware = contribution > cfg.ransomware_contribution
-    ransomware &= improvement < cfg.ransomware_total_improvement
+    ransomware &= _at(state.slots.total_improvement, slot) < cfg.ransomware_total_improvement
     keepable = (contribution > cfg.min_improvement_to_fossilize) & ~ransomware
     decision = torch.where(keepable, Op.FOSSILIZE, Op.PRUNE)
     op = torch.where(failing, Op.PRUNE, Op.ADVANCE)
