@@ -89,8 +89,8 @@ def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> 
         most = episode_lengths(values[EPISODE_LENGTH], most)
     split = settings.split
     if split is not None:
-        own = (settings_of_envs(part, values) for part in split.settings)
-        split = split._replace(settings=tuple(own))
+        parts = tuple(settings_of_envs(part, values) for part in split.settings)
+        split = split._replace(settings=parts)
     return settings._replace(config=config, max_steps=most, split=split)
 
 
