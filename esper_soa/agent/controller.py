@@ -65,8 +65,7 @@ class Controller(nn.Module):
         features: float32 [N, 23 + 31 S], as they are; blueprints: int64 [N, S], -1 in an empty
         slot; masks: bool, by the names of state.Masks; noise: float32 [N, 8] in [0, 1), one number
         per head, which draws the choices; torch's own generator where None. restarted: bool [N],
-        envs that were rolled back and begin a new trajectory. Raises ValueError for another number
-        of envs than before.
+        envs that were rolled back. Raises ValueError for another number of envs than before.
         """
         num_envs = features.shape[0]
         fresh = self.policy.start(num_envs, features.device)

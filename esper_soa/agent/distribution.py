@@ -34,8 +34,7 @@ def entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
 
 
 def choose(log_probs: Tensor, noise: Tensor) -> Tensor:
-    """Sample int64 [...] from log_probs [..., C] by inverting the cumulative distribution at
-    `noise` in [0, 1).
+    """Sample int64 [...] from log_probs [..., C]: the inverse of its sums at `noise` in [0, 1).
 
     A choice of probability 0 is never taken, however the cumulative sums are rounded.
     """

@@ -112,8 +112,7 @@ def half_squared_error(predicted: Tensor, target: Tensor, weight: Tensor) -> Mea
 def floor_penalty(entropies: Mean, floor: Tensor, weight: Tensor) -> Tensor:
     """Sum over heads of weight * (shortfall of mean entropy below floor)^2; floor, weight [8].
 
-    entropies: over the env-steps on which some legal op would have made the head matter; a head
-    without is left out.
+    entropies: over env-steps on which some legal op made the head matter; one without is left out.
     """
     shortfall = (floor - entropies.value).clamp(min=0)
     return (weight * torch.where(entropies.weight > 0, shortfall.square(), 0.0)).sum()

@@ -183,9 +183,7 @@ class RecurrentPolicy(nn.Module):
                 nn.init.constant_(bias[hidden : 2 * hidden], 1 + math.log(len(self.lstm.layers)))
 
     def for_slots(self, slots: Sequence[SlotSpec]) -> "RecurrentPolicy":
-        """The same policy for hosts with other slots: it has the weights and the statistics of this
-        one, which change for both.
-        """
+        """The policy for hosts with other slots: weights and statistics are, and stay, shared."""
         other = copy(self)
         places = place_table(slots).to(self.places.device)
         vars(other)["_buffers"] = {**dict(self.named_buffers(recurse=False)), "places": places}
@@ -370,8 +368,7 @@ class RecurrentPolicy(nn.Module):
 def with_blueprints(
     state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Tensor]:
-    """A policy's state_dict for the blueprints `after`, from one for `before`, names by code; as it
-    is where it is of other ones.
+    """A policy's state_dict for the blueprints `after`, from one for `before`; of others as it is.
 
     A blueprint of both keeps its rows. A new one takes the mean of those of the package that can be
     germinated, so that it is seen as some seed and is as likely as they are on average; one that is
@@ -395,10 +392,9 @@ def with_blueprints(
 def with_observed(
     state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Tensor]:
-    """A policy's state_dict that sees the settings `after` of its env, from one that sees `before`;
-    as it is where it sees other ones.
+    """A policy's state_dict that sees settings `after` of its env, from one that sees `before`.
 
-    A setting that it did not see changes nothing at first: it has no weight.
+    As it is where it sees other ones. A setting that is new has no weight, so it changes nothing.
     """
     moments = state.get("mean")
     size = NUM_ENV_FEATURES + len(before) + NUM_SLOT_FEATURES

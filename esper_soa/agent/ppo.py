@@ -102,8 +102,7 @@ class Learner:
         """Learn from a rollout of every task by PPO; returns the diagnostics of docs/metrics.md.
 
         Every minibatch has envs of every rollout, and its means are over all of them. Adam starts
-        afresh after rounds of imitation. Raises RuntimeError at the third update in a row in which
-        no gradient was finite.
+        afresh after imitation. RuntimeError at the third update in a row without finite gradient.
         """
         if self.rounds == self.imitation.rounds:
             self.adam = adam_state(flatten(self.parameters))
@@ -115,8 +114,7 @@ class Learner:
     def imitate(self, *rollouts: Rollout) -> dict[str, float]:
         """Learn what the teacher of each rollout would have done; returns diagnostics.
 
-        The schedules go on as in `update`, and so do the errors. Raises ValueError for a rollout
-        without a teacher.
+        Schedules go on as in `update`, and so do errors. ValueError for a rollout without teacher.
         """
         if any(rollout.taught is None for rollout in rollouts):
             raise ValueError("a rollout without a teacher cannot be imitated")
@@ -194,11 +192,10 @@ class Learner:
         return [objective.Batch(one.lesson, *map(own, rest)) for one, *rest in columns], summary
 
     def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:
-        """Of every minibatch, the envs int64 of each rollout, in an order drawn anew for each epoch
-        of each update; of this process. Drawn on the host, where to count them makes nobody wait
-        for a device.
+        """Of every minibatch, this process's envs int64 of each rollout, in a new order per epoch.
 
-        sizes: how many envs each rollout has; they are numbered through all rollouts.
+        Drawn on the host, where to count them makes nobody wait for a device. sizes: how many envs
+        each rollout has; they are numbered through all rollouts.
         """
         columns = []
         for before, size in zip(accumulate([0, *sizes[:-1]]), sizes, strict=True):

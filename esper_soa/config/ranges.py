@@ -158,8 +158,7 @@ class EnvRange(Range):
     def __str__(self) -> str:
         each = f"a list of at most {MAX_ITEMS} such numbers, of which envs take one in turn"
         drawn = "or uniform(a,b) or log_uniform(a,b), of which they draw"
-        whole = "a whole number " if self.whole else ""
-        return f"{whole}{super().__str__()}, or {each}, {drawn}"
+        return f"{'a whole number ' * self.whole}{super().__str__()}, or {each}, {drawn}"
 
 
 @dataclass(frozen=True)

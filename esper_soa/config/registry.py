@@ -43,13 +43,7 @@ def blueprint(name: str, topology: str = "images") -> Mark:
     features; with `topology` "sequences" features [B, C, T], with "vectors" [B, C]. Raises
     ValueError for a name of other signs than letters, digits, '_' and '-'.
     """
-    named = _make_decorator(BLUEPRINT, name)
-
-    def mark(part: Marked) -> Marked:
-        setattr(part, TOPOLOGY, topology)
-        return named(part)
-
-    return mark
+    return _make_decorator(BLUEPRINT, name, **{TOPOLOGY: topology})
 
 
 def host(name: str) -> Mark:
@@ -96,13 +90,14 @@ def agent(name: str) -> Mark:
     return _make_decorator(AGENT, name)
 
 
-def _make_decorator(kind: str, name: str) -> Mark:
+def _make_decorator(kind: str, name: str, **attributes: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
         reason = "its name must be of at most 60 letters, digits, '_' and '-'"
         raise ValueError(f"{kind} {one_line(name)!r}: {reason}")
 
     def mark(part: Marked) -> Marked:
-        setattr(part, _mark(kind), name)
+        for attribute, value in (attributes | {_mark(kind): name}).items():
+            setattr(part, attribute, value)
         return part
 
     return mark
@@ -127,8 +122,7 @@ def reference_to(kind: str, part: Part) -> str:
     """`module:name` of a part that is marked as of this kind; raises ValueError where it is not."""
     name = marked_name(kind, part)
     if name is None:
-        reason = f"is not marked by @esper_soa.{kind}, so that a file could not name it"
-        raise ValueError(f"{part!r} {reason}")
+        raise ValueError(f"{part!r} is not marked by @esper_soa.{kind}, so no file can name it")
     return f"{part.__module__}:{name}"
 
 

@@ -13,10 +13,8 @@ from esper_soa.vocabulary import Stage
 
 
 def lookup(subset: Tensor, accuracy: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Accuracy of the subsets `codes` (int64 [N, W], >= 0) in the table (subset int64, accuracy
-    float; both [N, R]).
-
-    Returns values [N, W], 0 where the table lacks the subset, and bool [N, W], where it does not.
+    """Accuracies [N, W] of the subsets `codes` (int64 [N, W], >= 0) in a table, and bool [N, W],
+    where it has them, else 0; the table: subset int64 [N, R] and accuracy [N, R].
     """
     value = torch.zeros_like(accuracy[:, :1]).expand(codes.shape)
     known = torch.zeros_like(codes, dtype=torch.bool)
@@ -29,8 +27,7 @@ def lookup(subset: Tensor, accuracy: Tensor, codes: Tensor) -> tuple[Tensor, Ten
 
 
 def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[Tensor, Tensor]:
-    """Exact Shapley values [N, S] of the seeds `ablated` (bool [N, S]), 0 for others and where rows
-    are missing.
+    """Exact Shapley values [N, S] of the seeds `ablated` (bool [N, S]); 0 where rows are missing.
 
     phi_i = sum over T without i of |T|! (n - |T| - 1)! / n! (v(T + i) - v(T)) (Shapley 1953),
     summed row by row: a row with the seed counts for it, a row without it against it. The bool [N]
@@ -78,10 +75,9 @@ def prefix_codes(orders: Tensor) -> Tensor:
 def sampled_shapley_values(
     subset: Tensor, accuracy: Tensor, ablated: Tensor, orders: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shapley values [N, S] of the seeds `ablated` by `orders` of arrival, their standard errors
-    [N, S], known [N].
+    """Shapley values [N, S] of the seeds `ablated` by `orders`, standard errors [N, S], known [N].
 
-    orders: int64 [P, S] over all slots, each order followed by its reverse; without the slots that
+    orders: int64 [P, S], of arrival in all slots, each followed by its reverse; without slots that
     are not ablated a random order stays one. An order and its reverse err in opposite directions,
     so a pair is one independent observation (antithetic sampling; Castro, Gomez and Tejada 2009,
     Mitchell et al. 2022). The bool [N] says where the table held every prefix of every order;

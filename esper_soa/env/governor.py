@@ -54,8 +54,7 @@ def watch(
 def discard_panicked(measured: Measurements, state: EnvState) -> Measurements:
     """`measured` without the values of panicking hosts: losses NaN, accuracies as last recorded.
 
-    Nothing about its seeds counts as measured, so nothing of it reaches attribution, state,
-    observation or learner.
+    Nothing of its seeds counts as measured, so attribution, state and learner get nothing of it.
     """
     panic = state.guard.panic
     if known_false(panic):

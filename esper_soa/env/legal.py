@@ -16,8 +16,7 @@ from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
 def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
     """Legal choices bool [..., C] of every head, in HEADS order, once the op int64 [...] is chosen.
 
-    A head that the op makes irrelevant keeps exactly one choice, its placeholder: log-probability
-    and entropy are 0.
+    A head that the op makes irrelevant keeps its placeholder alone: log-probability, entropy are 0.
     """
     row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
     slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
@@ -95,8 +94,7 @@ def first_choice(mask: Tensor) -> Tensor:
 
 
 def obey(action: Action, masks: Masks) -> tuple[Action, Tensor]:
-    """`action` where every choice that matters is legal, else WAIT; and bool [N], where it was
-    legal.
+    """`action` where every choice that matters is legal, else WAIT; and bool [N], where it was.
 
     Heads that the op makes irrelevant take their placeholders; choices may be any numbers.
     """

@@ -63,8 +63,7 @@ def is_at_target(ramp: Ramp) -> Tensor:
 
 
 def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
-    """Judge the quality gates G1, G2, G3 and G5 as if every slot asked for each of them; G0 and G4
-    do not exist here.
+    """Judge the quality gates as if every slot asked for each of them; G0 and G4 do not exist here.
 
     Permissive gates ask for healthy gradients (G2) and any measured contribution, even a negative
     one (G5); strict gates ask for improvement and gradient share (G2), time in BLENDING (G3) and a
@@ -238,8 +237,7 @@ def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
 
 
 def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
-    """Put every slot into `stage` (int64 [N, S]; its present stage = stay), with all that entering
-    it brings.
+    """Put every slot into `stage` int64 [N, S], or leave it in its own, with all that this brings.
 
     BLENDING from TRAINING starts the first ramp; HOLDING and FOSSILIZED have alpha 1; PRUNED has
     alpha 0; a fossil starts with fresh momentum. BLENDING from HOLDING touches nothing but the

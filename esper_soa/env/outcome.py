@@ -138,8 +138,7 @@ def pareto_front(accuracy: Tensor, stability: Tensor, param_ratio: Tensor) -> Te
 def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
     """Area that the points [M] dominate between accuracy 0 and param_ratio HYPERVOLUME_RATIO.
 
-    Swept in the order of falling accuracy: each point adds a strip from its ratio up to the
-    smallest ratio so far.
+    Swept by falling accuracy: each point adds a strip from its ratio up to the smallest so far.
     """
     counts = (accuracy > 0) & (param_ratio < HYPERVOLUME_RATIO)
     height, order = torch.where(counts, accuracy, 0.0).sort(descending=True)

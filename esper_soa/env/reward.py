@@ -261,13 +261,11 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
 
 
 def hindsight_credit(boosts: Tensor, fossil: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
-    """Credit float64 [N] for all boosts to the seeds in `fossil` (bool [N, S]), fossilised at
-    env-step `step` [N].
+    """Credit float64 [N] for boosts to the seeds `fossil` (bool [N, S]), fossilised at `step` [N].
 
     A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that
     is positive, counts HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA
-    ** (step - t); the sum is capped. Pairs without the fossil are masked, not left out: that
-    is one pass over the boosts.
+    ** (step - t); the sum is capped. Pairs without the fossil are masked: that is one pass.
     """
     num_slots = fossil.shape[1]
     if num_slots < 2:

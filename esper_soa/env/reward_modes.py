@@ -85,8 +85,7 @@ def score(
 
     own: what the mode is where it is a user's; settings of the package's modes do not touch it.
     With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it
-    is not the target of the action; with "target" only the target slot does. Terms of the op itself
-    are always the target's.
+    is not the target; with "target" the target alone does. Terms of the op are always the target's.
     """
     parts, readings = MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
     zero = torch.zeros_like(inputs.contribution)

@@ -30,9 +30,7 @@ class RewardSettings(NamedTuple):
 
     @property
     def ends_terminate(self) -> bool | Tensor:
-        """Whether nothing follows the planned end of an episode, see RewardConfig.episode_end; bool
-        [N] where modes of the envs differ.
-        """
+        """Whether nothing follows an episode's planned end; bool [N] where modes of envs differ."""
         if self.split is not None:
             own = torch.tensor([bool(one.ends_terminate) for one in self.split.settings])
             return own.to(self.split.place.device)[self.split.place]
