@@ -140,8 +140,7 @@ def read_diagnostics(history: list[Metrics], summary: Metrics, epochs: int) -> d
     `history` holds every pass of every one of `epochs`; those after the stop are left out. Means
     are over the gradient steps taken, NaN for none.
     """
-    rows = [torch.stack([value.double() for value in metrics.values()]) for metrics in history]
-    columns = dict(zip(history[0], torch.stack(rows).unbind(1), strict=True))
+    columns = {name: torch.stack([one[name].double() for one in history]) for name in history[0]}
     stepped = columns.pop("go") > 0
     evaluated = columns.pop("looked_at") > 0
     non_finite = columns.pop("not_finite")

@@ -76,8 +76,7 @@ def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coe
     )
 
 
-# A batch of a rollout, and what the network says of it.
-Part: TypeAlias = tuple[Evaluation, Batch]
+Part: TypeAlias = tuple[Evaluation, Batch]  # what the network says of a batch, the batch
 
 
 def total_loss(

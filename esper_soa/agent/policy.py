@@ -13,25 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from esper_soa.agent import normalize
 from esper_soa.agent.distribution import choose, entropy, log_prob_of, masked_log_probs
 from esper_soa.agent.lstm import ResidualLSTM, lstm_parameters
-from esper_soa.agent.normalize import (
-    Moments,
-    normalize_observation,
-    observation_moments,
-    update_observation,
-)
+from esper_soa.agent.normalize import Moments
 from esper_soa.agent.products import Product
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Row
-from esper_soa.agent.slots import (
-    PLACE_FEATURES,
-    SlotEncoder,
-    SlotScores,
-    place_table,
-    slot_encoding,
-    summary,
-)
+from esper_soa.agent.slots import SlotEncoder, SlotScores, place_table, slot_encoding, summary
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.nets import SlotSpec
 from esper_soa.env.legal import head_masks
@@ -60,8 +49,7 @@ class Evaluation(NamedTuple):
     q: Tensor  # [T, N], of the recorded op; its gradient stops at the head
     contribution: Tensor  # [T, N, S], percent points; its gradient stops at the head
     hidden: Tensor  # [T, N, L, H], the memory after every env-step; without gradient
-    # [P, N, L, H], its other half, at the end of P stretches between restarts; no gradient.
-    cell: Tensor
+    cell: Tensor  # [P, N, L, H], its other half, after P stretches between restarts; no gradient
 
 
 def _layers(*widths: int, norms: int = 0) -> nn.Sequential:
@@ -149,7 +137,8 @@ class RecurrentPolicy(nn.Module):
         self.clip = config.ppo.observation_clip
         # the last row: empty slot
         self.embedding = nn.Embedding(num_blueprints + 1, network.blueprint_embedding)
-        known = NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES
+        places = place_table(slots)
+        known = NUM_SLOT_FEATURES + network.blueprint_embedding + places.shape[1]
         self.slot_encoder = SlotEncoder(known, slot)
         first = Product(self.sizes[0] + 2 * slot, width)
         self.feature_net = nn.Sequential(first, nn.LayerNorm(width), nn.ReLU())
@@ -158,10 +147,10 @@ class RecurrentPolicy(nn.Module):
         self.value_head = _value_head(hidden, hidden)
         self.q_head = _value_head(hidden + len(OP_NAMES), hidden)
         self.contribution_head = ContributionPredictor(hidden, slot)
-        moments = observation_moments(sum(self.sizes), torch.device("cpu"))
+        moments = normalize.observation_moments(sum(self.sizes), torch.device("cpu"))
         for name, value in moments._asdict().items():
             self.register_buffer(name, value)
-        self.register_buffer("places", place_table(slots), persistent=False)
+        self.register_buffer("places", places, persistent=False)
         self._initialize_(torch.Generator().manual_seed(seed))
 
     def _initialize_(self, generator: torch.Generator) -> None:
@@ -217,18 +206,19 @@ class RecurrentPolicy(nn.Module):
         A slot's feature has one mean and variance for all slots. Rows are counted once, however
         many slots they have. Rows of all envs count.
         """
-        env_moments, slot_moments = self._part_moments()
         parts = [(*self._split(features), valid) for features, valid in rows]
         env_rows = [(env, valid) for env, _, valid in parts]
         slot_rows = [
             (slots.flatten(1, 2), valid.unsqueeze(-1).expand(slots.shape[:-1]).flatten(1))
             for _, slots, valid in parts
         ]
-        env_moments = update_observation(env_moments, env_rows, momentum, reduction)
-        slot_moments = update_observation(slot_moments, slot_rows, momentum, reduction)
-        mean = torch.cat([env_moments.mean, slot_moments.mean])
-        var = torch.cat([env_moments.var, slot_moments.var])
-        self.set_observation_moments_(Moments(mean, var, env_moments.seen))
+        env, slot = (
+            normalize.update_observation(before, seen, momentum, reduction)
+            for before, seen in zip(self._part_moments(), (env_rows, slot_rows), strict=True)
+        )
+        mean = torch.cat([env.mean, slot.mean])
+        var = torch.cat([env.var, slot.var])
+        self.set_observation_moments_(Moments(mean, var, env.seen))
 
     def use_threads_(self, number: int) -> None:
         """Let large products take `number` threads of a CPU."""
@@ -356,9 +346,9 @@ class RecurrentPolicy(nn.Module):
         raw_env, raw_slots = self._split(features)
         last = self.embedding.num_embeddings - 1
         embedded = self.embedding(torch.where(blueprints < 0, last, blueprints))
-        normalised = normalize_observation(slot_moments, raw_slots, self.clip)
+        normalised = normalize.normalize_observation(slot_moments, raw_slots, self.clip)
         slots = self.slot_encoder(normalised, embedded, self.places)
-        env = normalize_observation(env_moments, raw_env, self.clip)
+        env = normalize.normalize_observation(env_moments, raw_env, self.clip)
         return slots, self.feature_net(torch.cat([env, summary(slots)], dim=-1))
 
     def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:

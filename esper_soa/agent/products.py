@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 WORK = 8_000_000  # multiplications below which a product stays on one thread, a fifth of a ms
-# Outputs below which it does: a gradient of so few rows may be added up in pieces.
-NARROW = 32
+NARROW = 32  # outputs below which it does: a gradient of so few rows may be added in pieces
 
 
 class Product(nn.Linear):

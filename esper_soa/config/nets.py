@@ -46,8 +46,7 @@ IMAGES = "images"
 TOPOLOGIES = (VECTORS, SEQUENCES, IMAGES)
 NPZ = ".npz"  # how a file of own images ends
 TXT = ".txt"  # and one of text
-# Settings of DataConfig that only own images heed.
-PREPARATION = ("layout", "resize", "mean", "std")
+PREPARATION = ("layout", "resize", "mean", "std")  # of DataConfig, that only own images heed
 
 
 @dataclass
@@ -158,8 +157,7 @@ class TaskConfig(Settings, path="task."):
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
 
 
-# By host, settings that make it small, its width first; none does for a user's own.
-SIZE_SETTINGS = {
+SIZE_SETTINGS = {  # by host, settings that make it small, its width first; none for a user's own
     "chain": ("task.base_channels", "task.kernel_size"),
     "transformer": ("task.transformer.width", "task.transformer.layers"),
 }

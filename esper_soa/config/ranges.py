@@ -13,8 +13,7 @@ from esper_soa.config.registry import is_reference
 
 RULE = "rule"  # key of a field's metadata
 COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64
-# most of a weight, a threshold or a reward term: products of a few stay within float32
-WEIGHT = 1e6
+WEIGHT = 1e6  # most of a weight, threshold or reward term: products of a few stay within float32
 MAX_ITEMS = 64  # of a list
 NAME_PATTERN = re.compile(r"(?!\.*\Z)[\w.+-]{1,60}")
 

@@ -16,8 +16,7 @@ from typing import TypeVar
 from esper_soa.config.errors import SettingError, one_line
 
 RAISES = "it raises"  # in a finding, before what a user's code raised
-# What code of a user's may raise where it is called to be looked at.
-RAISED = (
+RAISED = (  # what a user's code may raise where it is called to be looked at
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(RuntimeError, TypeError, ValueError),
 )

@@ -16,8 +16,7 @@ from esper_soa.env.reward_modes import RewardTerms, add_terms, no_terms
 from esper_soa.state import EnvState, Guard, Masks, Measurements, known_false, with_fields
 from esper_soa.vocabulary import HEADS, Op, names_of
 
-# mean loss below this share of the chance loss: the host had learned something
-RECOVERED_SHARE = 0.6
+RECOVERED_SHARE = 0.6  # mean loss below this share of the chance loss: the host has learned
 CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as chance
 
 

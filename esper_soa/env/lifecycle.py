@@ -9,24 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper_soa import vocabulary
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
 from esper_soa.env.own_settings import steps_by_slot
 from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Slots, initial_values, set_where
-from esper_soa.vocabulary import (
-    ALPHA_TARGETS,
-    CURVE_CHOICES,
-    CURVE_STEEPNESS,
-    RAMP_STEEPNESS,
-    SPEED_STEPS,
-    STYLE_BLEND,
-    STYLE_CURVE,
-    TEMPO_STEPS,
-    AlphaMode,
-    Op,
-    Stage,
-)
+from esper_soa.vocabulary import AlphaMode, Op, Stage
 
 ALPHA_TOLERANCE = 1e-6  # alphas closer than this count as equal
 EMPTY_SLOT = initial_values(Slots)
@@ -150,12 +139,12 @@ def decode(action: Action, op: Tensor) -> Orders:
         op=op,
         blueprint=action.blueprint.unsqueeze(-1),
         style=style,
-        tempo=_pick(action.tempo.unsqueeze(-1), TEMPO_STEPS),
-        blend=_pick(style, STYLE_BLEND),
-        target=_pick(action.alpha_target.unsqueeze(-1), ALPHA_TARGETS),
-        length=_pick(action.alpha_speed.unsqueeze(-1), SPEED_STEPS),
-        curve=_pick(curve, CURVE_CHOICES),
-        steepness=_pick(curve, CURVE_STEEPNESS),
+        tempo=_pick(action.tempo.unsqueeze(-1), vocabulary.TEMPO_STEPS),
+        blend=_pick(style, vocabulary.STYLE_BLEND),
+        target=_pick(action.alpha_target.unsqueeze(-1), vocabulary.ALPHA_TARGETS),
+        length=_pick(action.alpha_speed.unsqueeze(-1), vocabulary.SPEED_STEPS),
+        curve=_pick(curve, vocabulary.CURVE_CHOICES),
+        steepness=_pick(curve, vocabulary.CURVE_STEEPNESS),
     )
 
 
@@ -261,8 +250,8 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
         fresh_momentum=slots.fresh_momentum | fossil,
         germination_known=slots.germination_known & ~fossil,
     )
-    steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
-    curve = _pick(slots.style, STYLE_CURVE)
+    steepness = torch.full_like(ramp.steepness, vocabulary.RAMP_STEEPNESS)
+    curve = _pick(slots.style, vocabulary.STYLE_CURVE)
     ramp = retarget(ramp, blending, slots.alpha_goal, slots.tempo, curve, steepness)
     ramp = set_where(ramp, holding, RESTING_RAMP | {"alpha": 1.0, "start": 1.0, "target": 1.0})
     done = torch.where(holding, ramp.length, ramp.done)

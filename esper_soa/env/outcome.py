@@ -25,8 +25,7 @@ class Outcomes(NamedTuple):
     """One finished episode per env, [N]."""
 
     accuracy: Tensor  # float64, percent, every seed on, measured before the last action took effect
-    # Float64, trainable parameters of host and live seeds over those of the host.
-    param_ratio: Tensor
+    param_ratio: Tensor  # float64, trainable parameters of host and live seeds over the host's
     stability: Tensor  # float64, (0, 1]
     reward: Tensor  # float64, sum of raw rewards
     success: Tensor  # bool, accuracy of at least SUCCESS_ACCURACY
@@ -35,8 +34,7 @@ class Outcomes(NamedTuple):
     fossilized: Tensor  # int64
     contributing: Tensor  # int64, fossils that gained at least 1 point
     pruned: Tensor  # int64
-    # Int64, seeds that the end of the episode found neither fossilised nor pruned.
-    unfinished: Tensor
+    unfinished: Tensor  # int64, seeds that the end found neither fossilised nor pruned
     num_steps: Tensor  # int64
 
 

@@ -33,8 +33,7 @@ RANSOM_CONTRIBUTION = 0.1
 class RewardTerms(TensorClass["tensor_only", "frozen"]):
     """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
 
-    # What the seeds earned by their contributions; escrow: the moves of the escrow.
-    attribution: Tensor
+    attribution: Tensor  # what seeds earned by their contributions; escrow: moves of the escrow
     ratio_penalty: Tensor  # contribution that the total does not support
     blending_warning: Tensor
     holding_warning: Tensor

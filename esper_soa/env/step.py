@@ -71,8 +71,7 @@ class EnvRules(NamedTuple):
     reward: RewardSettings
     blueprints: Tensor  # bool [P], by code, what may be germinated
     max_seeds: int  # 0 = as many as slots
-    # Int64 [P, S], orders of arrival for sampled Shapley values; None = none.
-    shapley_orders: Tensor | None = None
+    shapley_orders: Tensor | None = None  # int64 [P, S], of arrival, for sampled Shapley values
     early_stop: env.EarlyStopConfig = env.EarlyStopConfig()
     # Dotted names of settings: those of which each env has its own; of them and others, those that
     # the policy sees; those whose values the kernels are given.
@@ -281,17 +280,15 @@ def _apply_in_all_envs(
     due = state.guard.snapshot_due | (outcome.fossilized & ~panic)
     guard = state.guard.replace(snapshot_due=due)
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
-    if known_false(panic):
-        return StepResult(_count(before, state, outcome), terms, outcome)
-    restored, penalty = roll_back(before, rules.governor, rules.reward.config.auto_prune_penalty)
-    state = state.replace(
-        slots=select(panic, restored.slots, state.slots),
-        ramp=select(panic, restored.ramp, state.ramp),
-        signals=select(panic, restored.signals, state.signals),
-        totals=select(panic, restored.totals, state.totals),
-    )
-    outcome = select(panic, _no_outcome(outcome), outcome)
-    return StepResult(_count(before, state, outcome), select(panic, penalty, terms), outcome)
+    if not known_false(panic):
+        price = rules.reward.config.auto_prune_penalty
+        restored, penalty = roll_back(before, rules.governor, price)
+        changed = ("slots", "ramp", "signals", "totals")
+        both = {name: (getattr(restored, name), getattr(state, name)) for name in changed}
+        state = state.replace(**{name: select(panic, *pair) for name, pair in both.items()})
+        outcome = select(panic, _no_outcome(outcome), outcome)
+        terms = select(panic, penalty, terms)
+    return StepResult(_count(before, state, outcome), terms, outcome)
 
 
 def _no_outcome(outcome: ActionOutcome) -> ActionOutcome:

@@ -23,8 +23,7 @@ PROBED_ENVS = 5
 UNUSED = ("unknown", "dormant", "retired")
 STAGES = tuple(code for code, name in enumerate(STAGE_NAMES) if name not in UNUSED)
 MAX_PARAMETERS = 10_000.0
-# Fields that are 0 where the flag is not set.
-KNOWN = {
+KNOWN = {  # fields that are 0 where the flag is not set
     "improvement": "improvement_known",
     "contribution": "contribution_known",
     "interaction_sum": "contribution_known",
