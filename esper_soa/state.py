@@ -89,6 +89,11 @@ def set_where(record: Record, where: Tensor, values: Mapping[str, Tensor | float
     return record.replace(**fields)  # type: ignore[no-any-return]
 
 
+def chosen(values: Tensor, choice: Tensor) -> Tensor:
+    """The entry [...] of values [..., C] that choice int64 [...] tells."""
+    return values.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+
+
 def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
     """Whether tensors are equal to the bit, in dtype and shape too; so NaN may equal NaN."""
     pairs = [*zip(mine, theirs, strict=True)]

@@ -45,8 +45,3 @@ def choose(log_probs: Tensor, noise: Tensor) -> Tensor:
     last = torch.where(possible, index, 0).amax(-1, keepdim=True)
     candidates = possible & (cumulative > noise.unsqueeze(-1) * cumulative[..., -1:])
     return torch.where(candidates | (index == last), index, probs.shape[-1] - 1).amin(-1)
-
-
-def log_prob_of(log_probs: Tensor, choice: Tensor) -> Tensor:
-    """Log-probability [...] of the choice int64 [...] under log_probs [..., C]."""
-    return log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)

@@ -74,13 +74,12 @@ def ratio_means(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float)
     head did, `head_clip_fraction` [8] and `clip_fraction` [] the shares of ratios, and of joint
     ratios, beyond the clip.
     """
-    clipped = (log_ratio.exp() - 1).abs() > clip
     clipped_jointly = (joint_ratio(log_ratio) - 1).abs() > clip
     return {
         "kl": mean_where(torch.expm1(log_ratio) - log_ratio, relevant),
         "mattered": head_share(relevant, valid),
         "clip_fraction": weighted_mean(clipped_jointly.float(), valid.float()),
-        "head_clip_fraction": mean_where(clipped.float(), relevant),
+        "head_clip_fraction": mean_where(((log_ratio.exp() - 1).abs() > clip).float(), relevant),
     }
 
 

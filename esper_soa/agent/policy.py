@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper_soa.agent import normalize
-from esper_soa.agent.distribution import choose, entropy, log_prob_of, masked_log_probs
+from esper_soa.agent.distribution import choose, entropy, masked_log_probs
 from esper_soa.agent.lstm import ResidualLSTM, lstm_parameters
 from esper_soa.agent.normalize import Moments
 from esper_soa.agent.products import Product
@@ -27,7 +27,7 @@ from esper_soa.env.legal import head_masks
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.state import Action, Decision, Masks, Observation, View, same_bits
+from esper_soa.state import Action, Decision, Masks, Observation, View, chosen, same_bits
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
 DROPOUT = 0.1  # of the contribution predictor, in updates only
@@ -282,7 +282,7 @@ class RecurrentPolicy(nn.Module):
         head_input = torch.cat([x, slot_encoding(slots, slot)], dim=-1)
         for name in [name for name in legal if name not in choices]:
             play(name, legal[name], head_input)
-        log_probs = [log_prob_of(distributions[name], choices[name]) for name in HEAD_NAMES]
+        log_probs = [chosen(distributions[name], choices[name]) for name in HEAD_NAMES]
         decision = Decision(
             action=Action.from_dict(choices, batch_size=op.shape),
             log_probs=torch.stack(log_probs, dim=-1),
@@ -313,7 +313,7 @@ class RecurrentPolicy(nn.Module):
             logits = self.heads[name](*inputs[name])
             distribution = masked_log_probs(logits, mask, self.floors[name])
             highest = distribution.argmax(-1) == choice
-            heads.append((log_prob_of(distribution, choice), entropy(distribution, mask), highest))
+            heads.append((chosen(distribution, choice), entropy(distribution, mask), highest))
         log_probs, entropies, likeliest = (torch.stack(one, -1) for one in zip(*heads, strict=True))
         detached = x.detach()
         return Evaluation(

@@ -135,8 +135,7 @@ def find(kind: str, reference: str, setting: str) -> Part:
         module = importlib.import_module(place)
     except ImportError as error:
         absent = f"{error.name}." if isinstance(error, ModuleNotFoundError) else " "
-        missing = f"{place}.".startswith(absent)
-        remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
+        remedy = "PYTHONPATH=<folder> says where it lies." if f"{place}.".startswith(absent) else ""
         allowed = f"module:name of a module that can be imported ({one_line(error)})"
         raise SettingError(setting, reference, allowed, remedy) from error
     parts = {id(part): part for part in vars(module).values()}

@@ -79,9 +79,8 @@ class Structure(NamedTuple):
         """A record of this structure, of the tensors that `leaves` gives, whatever N they have."""
         values = [next(tensors) if part is None else part.build(tensors) for part in self.parts]
         if self.names:
-            fields = dict(zip(self.names, values, strict=True))
             size = values[0].shape[: self.dims]  # type: ignore[union-attr]
-            return unchecked(self.kind, fields, size)  # type: ignore[arg-type]
+            return unchecked(self.kind, dict(zip(self.names, values, strict=True)), size)  # type: ignore[arg-type]
         return self.kind(*values) if hasattr(self.kind, "_fields") else tuple(values)
 
 

@@ -24,14 +24,13 @@ def curve_progress(t: Tensor, curve: Tensor, steepness: Tensor) -> Tensor:
     around t = 1/2, stretched to start at 0 and end at 1; t where it is too flat for that.
     """
     t = t.clamp(0.0, 1.0)
-    cosine = 0.5 * (1 - torch.cos(math.pi * t))
     low = _logistic(-0.5 * steepness)
     high = _logistic(0.5 * steepness)
     flat = high == low
     span = torch.where(flat, 1.0, high - low)
     sigmoid = torch.where(flat, t, (_logistic(steepness * (t - 0.5)) - low) / span)
     curved = torch.where(curve == Curve.SIGMOID, sigmoid, t)
-    return torch.where(curve == Curve.COSINE, cosine, curved)
+    return torch.where(curve == Curve.COSINE, 0.5 * (1 - torch.cos(math.pi * t)), curved)
 
 
 def retarget(

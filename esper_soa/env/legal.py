@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.masks import is_relevant
-from esper_soa.state import Action, Masks, stage_in
+from esper_soa.state import Action, Masks, chosen, stage_in
 from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
 
 
@@ -60,7 +60,7 @@ def illegal_heads(action: Action, masks: Masks) -> Tensor:
 def _offered(mask: Tensor, choice: Tensor) -> Tensor:
     """bool [N]: choice int64 [N] is one of those that mask [N, C] offers."""
     clamped = choice.clamp(0, mask.shape[-1] - 1)
-    return (clamped == choice) & mask.gather(-1, clamped.unsqueeze(-1)).squeeze(-1)
+    return (clamped == choice) & chosen(mask, clamped)
 
 
 def illegal_choices(action: Action, masks: Masks) -> list[str]:

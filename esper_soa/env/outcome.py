@@ -141,8 +141,7 @@ def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
     counts = (accuracy > 0) & (param_ratio < HYPERVOLUME_RATIO)
     height, order = torch.where(counts, accuracy, 0.0).sort(descending=True)
     ratio = torch.where(counts, param_ratio, HYPERVOLUME_RATIO)[order]
-    start = torch.full_like(ratio[:1], HYPERVOLUME_RATIO)
-    best_ratio = torch.cat((start, ratio)).cummin(0).values
+    best_ratio = torch.cat((torch.full_like(ratio[:1], HYPERVOLUME_RATIO), ratio)).cummin(0).values
     return (height * (best_ratio[:-1] - best_ratio[1:])).sum()
 
 

@@ -120,9 +120,8 @@ def reward_inputs(
     contribution = torch.where(known, attribution.contribution, 0.0)
     effective, shock = rent_and_shock(slots, settings)
     germinated = torch.where(slots.germination_known, slots.accuracy_germination, 0.0)
-    same = {name: slots.get(name) for name in SAME}
     return RewardInputs(
-        **same,  # type: ignore[arg-type]
+        **{name: slots.get(name) for name in SAME},  # type: ignore[arg-type]
         has_seed=slots.live,
         target=target_slot(action, slots.stage.shape[1]),
         improvement=slots.improvement,

@@ -67,8 +67,7 @@ def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
     unknown = ", ".join(sorted(set(parts).difference(REWARD_TERMS)))
     if unknown:
         raise ValueError(f"RewardTerms has no {unknown}: the total would pay what no table shows")
-    total = sum(parts.values(), start=terms.total)
-    return terms.replace(**parts, total=total)  # type: ignore[no-any-return]
+    return terms.replace(**parts, total=sum(parts.values(), start=terms.total))  # type: ignore[no-any-return]
 
 
 def no_terms(like: Tensor) -> RewardTerms:
