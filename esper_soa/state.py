@@ -86,7 +86,7 @@ def select(where: Tensor, one: Record, other: Record) -> Record:
 def set_where(record: Record, where: Tensor, values: Mapping[str, Tensor | float]) -> Record:
     """`record` with `values` by name of their fields, where `where` (bool, of its shape) is set."""
     fields = {name: torch.where(where, value, record.get(name)) for name, value in values.items()}
-    return record.replace(**fields)  # type: ignore[no-any-return]
+    return with_fields(record, **fields)
 
 
 def chosen(values: Tensor, choice: Tensor) -> Tensor:

@@ -137,8 +137,7 @@ class EnvRange(Range):
 
     def numbers(self, value: EnvNumber) -> tuple[float, ...] | EnvDraw:
         """Those of a setting: env i takes number i, modulo how many there are, or draws one."""
-        found = env_numbers(value)
-        return found._replace(whole=self.whole) if isinstance(found, EnvDraw) else found
+        return env_numbers(value, self.whole)
 
     def check(self, setting: str, value: object) -> None:
         if not isinstance(value, str):
@@ -269,7 +268,7 @@ def env_weight(default: float) -> EnvNumber:
     return env_number(default, 0, WEIGHT)
 
 
-def env_numbers(value: EnvNumber) -> tuple[float, ...] | EnvDraw:
+def env_numbers(value: EnvNumber, whole: bool = False) -> tuple[float, ...] | EnvDraw:
     """The numbers of a list, the ends of a range, or a number. ValueError for other texts."""
     if not isinstance(value, str):
         return (float(value),)
@@ -277,7 +276,7 @@ def env_numbers(value: EnvNumber) -> tuple[float, ...] | EnvDraw:
     if found := LIST_PATTERN.fullmatch(plain):
         return tuple(map(float, found[1].split(",")))
     if found := DRAW_PATTERN.fullmatch(plain):
-        return EnvDraw(float(found[2]), float(found[3]), found[1] is not None)
+        return EnvDraw(float(found[2]), float(found[3]), found[1] is not None, whole)
     raise ValueError(f"{value} is neither a list nor a range")
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from esper_soa.state import Ramp
+from esper_soa.state import Ramp, set_where
 from esper_soa.vocabulary import AlphaMode, Curve
 
 MIN_STEEPNESS = 0.1  # flattest sigmoid that a ramp stores
@@ -47,16 +47,10 @@ def retarget(
     instant = length == 0
     rising = torch.where(target > ramp.alpha, AlphaMode.UP, AlphaMode.HOLD)
     mode = torch.where(target < ramp.alpha, AlphaMode.DOWN, rising)
-    return ramp.replace(
-        alpha=torch.where(where & instant, target, ramp.alpha),
-        start=torch.where(where, ramp.alpha, ramp.start),
-        target=torch.where(where, target, ramp.target),
-        length=torch.where(where, length, ramp.length),
-        done=torch.where(where, 0, ramp.done),
-        curve=torch.where(where, curve, ramp.curve),
-        steepness=torch.where(where, steepness.clamp(min=MIN_STEEPNESS), ramp.steepness),
-        mode=torch.where(where, torch.where(instant, AlphaMode.HOLD, mode), ramp.mode),
-    )
+    path: dict[str, Tensor | float] = {"start": ramp.alpha, "target": target, "done": 0}
+    path |= {"length": length, "curve": curve, "steepness": steepness.clamp(min=MIN_STEEPNESS)}
+    path |= {"alpha": torch.where(instant, target, ramp.alpha)}
+    return set_where(ramp, where, path | {"mode": torch.where(instant, AlphaMode.HOLD, mode)})
 
 
 def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:

@@ -19,6 +19,8 @@ from esper_soa.vocabulary import AlphaMode, Op, Stage
 
 ALPHA_TOLERANCE = 1e-6  # alphas closer than this count as equal
 EMPTY_SLOT = initial_values(Slots)
+SEED_FLAGS = ("germination_known", "gradient_ratio_known", "drip_live", "newborn")
+WITHOUT_SEED = {name: EMPTY_SLOT[name] for name in ("escrow", *SEED_FLAGS)}
 IDLE_RAMP = initial_values(Ramp)
 RESTING_RAMP = {name: IDLE_RAMP[name] for name in ("alpha", "start", "target", "mode")}
 
@@ -78,16 +80,12 @@ def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
     The first record of a seed is also its initial accuracy and that of its stage. Cooling slots are
     not counted here: the embargo counts once per env-step, in `tick`.
     """
-    live = slots.live
     accuracy = accuracy.unsqueeze(-1)
-    first = live & (slots.seed_age == 0)
-    return slots.replace(
-        accuracy_initial=torch.where(first, accuracy, slots.accuracy_initial),
-        accuracy_stage_start=torch.where(first, accuracy, slots.accuracy_stage_start),
-        accuracy_current=torch.where(live, accuracy, slots.accuracy_current),
-        seed_age=slots.seed_age + live,
-        stage_age=slots.stage_age + live,
-    )
+    first = slots.seed_age == 0
+    starts = ("accuracy_initial", "accuracy_stage_start")
+    values = {name: torch.where(first, accuracy, slots.get(name)) for name in starts}
+    values |= {"seed_age": slots.seed_age + 1, "stage_age": slots.stage_age + 1}
+    return set_where(slots, slots.live, values | {"accuracy_current": accuracy})
 
 
 def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
@@ -302,13 +300,6 @@ def _reset_empty_slots(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
 
     Blueprint and telemetry of a pruned seed stay readable until its slot is empty.
     """
-    live = slots.live
     empty = slots.empty
-    slots = slots.replace(
-        escrow=torch.where(live, slots.escrow, 0.0),
-        germination_known=slots.germination_known & live,
-        gradient_ratio_known=slots.gradient_ratio_known & live,
-        drip_live=slots.drip_live & live,
-        newborn=slots.newborn & live,
-    )
+    slots = set_where(slots, ~slots.live, WITHOUT_SEED)
     return set_where(slots, empty, EMPTY_SLOT), set_where(ramp, empty, IDLE_RAMP)

@@ -32,8 +32,6 @@ KNOWN = {  # fields that are 0 where the flag is not set
 }
 PERCENT = ("val_accuracy", "stable_accuracy", "committed_accuracy", "accuracy_germination")
 POSITIVE = ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
-PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_params")
-FLOP = ("train_flop", "host_flop")
 
 
 def user_reward(
@@ -124,6 +122,6 @@ def _field(name: str, share: Tensor, max_steps: int) -> Tensor:
         return (share * share.shape[-1]).to(torch.int64)
     if name in PERCENT:
         return 100 * share
-    if name in (*PARAMETERS, *FLOP):
+    if name.endswith(("_params", "_flop")):
         return 1 + MAX_PARAMETERS * share
     return 5 * share if name in POSITIVE else 10 * share - 5
