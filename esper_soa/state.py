@@ -6,7 +6,7 @@ as accuracies are compared with exact thresholds, int64 for counters and codes, 
 N envs, S seed slots, R alpha rows, T env-steps. Accuracies are percent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, TypeVar
 
 import torch
@@ -81,6 +81,17 @@ def select(where: Tensor, one: Record, other: Record) -> Record:
         for name, (first, its) in pairs.items()
     }
     return other.replace(**selected)  # type: ignore[no-any-return]
+
+
+def set_where(record: Record, where: Tensor, values: Mapping[str, Tensor | float]) -> Record:
+    """`record` with `values` by name of their fields, where `where` (bool, of its shape) is set."""
+    fields = {name: torch.where(where, value, record.get(name)) for name, value in values.items()}
+    return with_fields(record, **fields)
+
+
+def chosen(values: Tensor, choice: Tensor) -> Tensor:
+    """The entry [...] of values [..., C] that choice int64 [...] tells."""
+    return values.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 
 def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.rollout import stack_action
 from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action
+from esper_soa.vocabulary import HEAD_NAMES
 
 EXPERIMENT = "cifar_3seed"
 Sizes = dict[str, str | int | float | bool]
@@ -48,7 +48,8 @@ class Played(NamedTuple):
 
 def rows_of(sim: Simulator, action: Action) -> Tensor:
     """int64 [N]: the joint actions that are these choices."""
-    return (stack_action(action)[:, None] == sim.joint.rows).all(2).int().argmax(1)
+    choices = torch.stack([action.get(name) for name in HEAD_NAMES], dim=1)
+    return (choices[:, None] == sim.joint.rows).all(2).int().argmax(1)
 
 
 def play(case: Case) -> Played:

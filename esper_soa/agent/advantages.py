@@ -18,8 +18,7 @@ def gae(
     gamma: float | Tensor,
     lam: float | Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Advantages, returns and temporal differences [T, N] (Schulman et al. 2016), 0 where a row is
-    not valid.
+    """Advantages, returns, temporal differences [T, N] (Schulman et al. 2016), 0 in invalid rows.
 
     rewards, values [T, N], in the same unit; terminal, valid bool [T, N]. bootstrap [N] is the
     value after the last valid row: that of the next state where the episode was truncated there,

@@ -35,8 +35,7 @@ class Controller(nn.Module):
         config = PolicyConfig(network=network, deterministic=spec["deterministic"], ppo=ppo)
         config.observe = [name for name in spec["features"] if name in ENV_SETTINGS]
         slots = [SlotSpec(**slot) for slot in spec["slots"]]
-        codes = spec["heads"]["blueprint"]
-        self.policy = RecurrentPolicy(config, slots, 0, codes)
+        self.policy = RecurrentPolicy(config, slots, 0, spec["heads"]["blueprint"])
         self.memory: Memory = ()  # of the envs that it plays in; empty before the first env-step
 
     @property
@@ -66,8 +65,7 @@ class Controller(nn.Module):
         features: float32 [N, 23 + 31 S], as they are; blueprints: int64 [N, S], -1 in an empty
         slot; masks: bool, by the names of state.Masks; noise: float32 [N, 8] in [0, 1), one number
         per head, which draws the choices; torch's own generator where None. restarted: bool [N],
-        envs that were rolled back and begin a new trajectory. Raises ValueError for another number
-        of envs than before.
+        envs that were rolled back. Raises ValueError for another number of envs than before.
         """
         num_envs = features.shape[0]
         fresh = self.policy.start(num_envs, features.device)
@@ -98,11 +96,10 @@ def controller_spec(
     config: PolicyConfig, slots: Sequence[SlotSpec], blueprints: Sequence[str] = BLUEPRINT_NAMES
 ) -> dict:
     """The policy with these settings, for hosts with these slots; blueprints: names by code."""
-    names = tuple(slot.name for slot in slots)
     places = [slot._asdict() for slot in slots]
     for place in places:
         del place["axes"]  # which no policy sees
-    sizes = zip(HEAD_NAMES, head_sizes(len(slots), len(blueprints)), strict=True)
+    names = tuple(slot.name for slot in slots)
     return {
         "network": dict(vars(config.network)),
         "deterministic": config.deterministic,
@@ -110,7 +107,7 @@ def controller_spec(
         "observation_clip": config.ppo.observation_clip,
         "slots": places,
         "features": list(feature_names(names, config.observe)),
-        "heads": dict(sizes),
+        "heads": dict(zip(HEAD_NAMES, head_sizes(len(slots), len(blueprints)), strict=True)),
         "blueprints": list(blueprints),
     }
 

@@ -73,8 +73,7 @@ def _rms(memory: Tensor) -> Tensor:
 def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Metrics:
     """L2 norm of the gradient of every action head and every other part of the network."""
     parts = dict(policy.named_children())
-    heads = parts.pop("heads")
-    parts |= dict(heads.named_children())
+    parts |= dict(parts.pop("heads").named_children())
     return {
         f"gradient_norm/{name}": gradient_norm([gradients[one] for one in part.parameters()])
         for name, part in parts.items()
@@ -84,8 +83,7 @@ def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Met
 def spread(name: str, x: Tensor, valid: Tensor) -> Metrics:
     """Mean and population standard deviation of x [T, N] where valid."""
     mean = _mean(x, valid)
-    deviation = _mean((x - _mean(x, valid)).square(), valid).sqrt()
-    return {f"{name}_mean": mean, f"{name}_std": deviation}
+    return {f"{name}_mean": mean, f"{name}_std": _mean((x - mean).square(), valid).sqrt()}
 
 
 def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) -> Metrics:
@@ -121,13 +119,10 @@ def action_shares(rollout: GatheredRollout) -> Metrics:
     """Shares of forced and vetoed env-steps and of each op in the rollout."""
     valid = rollout.valid
     op = rollout.effective_op
-    ops = enumerate(OP_NAMES)
-    shares = {f"op_share/{name}": _mean((op == code).float(), valid) for code, name in ops}
-    return {
-        "valid_rows": valid.sum(),
-        "forced_share": _mean(rollout.forced.float(), valid),
-        "vetoed_share": _mean((op != rollout.op).float(), valid),
-    } | shares
+    ops = {f"op_share/{name}": op == code for code, name in enumerate(OP_NAMES)}
+    shares = {"forced_share": rollout.forced, "vetoed_share": op != rollout.op} | ops
+    means = {name: _mean(where.float(), valid) for name, where in shares.items()}
+    return {"valid_rows": valid.sum()} | means
 
 
 def with_extremes(history: list[Metrics], reduction: Reduction) -> list[Metrics]:
@@ -145,8 +140,7 @@ def read_diagnostics(history: list[Metrics], summary: Metrics, epochs: int) -> d
     `history` holds every pass of every one of `epochs`; those after the stop are left out. Means
     are over the gradient steps taken, NaN for none.
     """
-    rows = [torch.stack([value.double() for value in metrics.values()]) for metrics in history]
-    columns = dict(zip(history[0], torch.stack(rows).unbind(1), strict=True))
+    columns = {name: torch.stack([one[name].double() for one in history]) for name in history[0]}
     stepped = columns.pop("go") > 0
     evaluated = columns.pop("looked_at") > 0
     non_finite = columns.pop("not_finite")

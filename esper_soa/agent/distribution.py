@@ -34,8 +34,7 @@ def entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
 
 
 def choose(log_probs: Tensor, noise: Tensor) -> Tensor:
-    """Sample int64 [...] from log_probs [..., C] by inverting the cumulative distribution at
-    `noise` in [0, 1).
+    """Sample int64 [...] from log_probs [..., C]: the inverse of its sums at `noise` in [0, 1).
 
     A choice of probability 0 is never taken, however the cumulative sums are rounded.
     """
@@ -46,8 +45,3 @@ def choose(log_probs: Tensor, noise: Tensor) -> Tensor:
     last = torch.where(possible, index, 0).amax(-1, keepdim=True)
     candidates = possible & (cumulative > noise.unsqueeze(-1) * cumulative[..., -1:])
     return torch.where(candidates | (index == last), index, probs.shape[-1] - 1).amin(-1)
-
-
-def log_prob_of(log_probs: Tensor, choice: Tensor) -> Tensor:
-    """Log-probability [...] of the choice int64 [...] under log_probs [..., C]."""
-    return log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)

@@ -13,8 +13,6 @@ from torch import Tensor
 
 MAX_HEAD_LOG_RATIO = 20.0
 MAX_JOINT_LOG_RATIO = 30.0
-
-
 Total: TypeAlias = Callable[..., tuple[Tensor, ...]]  # the sums over all processes of what each has
 
 
@@ -52,14 +50,10 @@ def weighted_mean(x: Tensor, weight: Tensor) -> Mean:
     return Mean(torch.where(weight > 0, weight * x, 0.0).sum(), weight.sum())
 
 
-def largest(x: Tensor) -> Tensor:
-    """The largest [] of x, -inf for none."""
-    return torch.cat([x.flatten(), x.new_full((1,), -torch.inf)]).amax()
-
-
 def largest_of(parts: Sequence[Tensor]) -> Tensor:
-    """The largest [] of several."""
-    return reduce(torch.maximum, map(largest, parts))
+    """The largest [] of all numbers in several tensors, -inf for none."""
+    least = parts[0].new_full((1,), -torch.inf)
+    return torch.cat([least, *map(torch.flatten, parts)]).amax()
 
 
 def clamped_log_ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -80,13 +74,12 @@ def ratio_means(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float)
     head did, `head_clip_fraction` [8] and `clip_fraction` [] the shares of ratios, and of joint
     ratios, beyond the clip.
     """
-    clipped = (log_ratio.exp() - 1).abs() > clip
     clipped_jointly = (joint_ratio(log_ratio) - 1).abs() > clip
     return {
         "kl": mean_where(torch.expm1(log_ratio) - log_ratio, relevant),
         "mattered": head_share(relevant, valid),
         "clip_fraction": weighted_mean(clipped_jointly.float(), valid.float()),
-        "head_clip_fraction": mean_where(clipped.float(), relevant),
+        "head_clip_fraction": mean_where(((log_ratio.exp() - 1).abs() > clip).float(), relevant),
     }
 
 
@@ -118,8 +111,7 @@ def half_squared_error(predicted: Tensor, target: Tensor, weight: Tensor) -> Mea
 def floor_penalty(entropies: Mean, floor: Tensor, weight: Tensor) -> Tensor:
     """Sum over heads of weight * (shortfall of mean entropy below floor)^2; floor, weight [8].
 
-    entropies: over the env-steps on which some legal op would have made the head matter; a head
-    without is left out.
+    entropies: over env-steps on which some legal op made the head matter; one without is left out.
     """
     shortfall = (floor - entropies.value).clamp(min=0)
     return (weight * torch.where(entropies.weight > 0, shortfall.square(), 0.0)).sum()

@@ -114,5 +114,4 @@ def lstm_parameters(layer: nn.Module) -> list[Tensor]:
 
 def segment_starts(reset: Tensor) -> list[int]:
     """Every t at which some env of reset bool [T, N] is restarted, and 0. Reads from the device."""
-    restarts = reset.any(1).tolist()
-    return [t for t, restart in enumerate(restarts) if restart or t == 0]
+    return [t for t, restart in enumerate(reset.any(1).tolist()) if restart or t == 0]

@@ -76,8 +76,7 @@ def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coe
     )
 
 
-# A batch of a rollout, and what the network says of it.
-Part: TypeAlias = tuple[Evaluation, Batch]
+Part: TypeAlias = tuple[Evaluation, Batch]  # what the network says of a batch, the batch
 
 
 def total_loss(
@@ -90,8 +89,7 @@ def total_loss(
     """Loss of a gradient step and its parts; forced env-steps train the critics only, weigh less.
 
     A head counts where the effective op made it matter, so a vetoed action is not credited. Means
-    are over all envs of the minibatch, which has a part of every rollout; the gradient is the share
-    of this process.
+    are over all envs of the minibatch; the gradient is the share of this process.
     """
     both = [(one.log_probs, batch.rows.log_probs) for one, batch in parts]
     log_ratios = [losses.clamped_log_ratio(*pair) for pair in both]
@@ -101,6 +99,7 @@ def total_loss(
         | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
         for (evaluation, batch), log_ratio in zip(parts, log_ratios, strict=True)
     ]
+    memories = [(one.hidden, one.cell, batch.rows.valid) for one, batch in parts]
     means = losses.global_means(own, reduction.total)
     policy = -means["surrogate"].value.sum()
     critics, metrics = critic_losses(means, weights)
@@ -126,13 +125,8 @@ def total_loss(
     metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
     metrics |= by_head("entropy", means["decided"].value)
     metrics |= by_head("head_share", means["head_share"].value)
-    metrics |= diagnostics.memory_health(means, memories(parts))
+    metrics |= diagnostics.memory_health(means, memories)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
-
-
-def memories(parts: Sequence[Part]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The memory in every rollout, hidden and cell, and which of its rows count."""
-    return [(evaluation.hidden, evaluation.cell, batch.rows.valid) for evaluation, batch in parts]
 
 
 def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
@@ -170,9 +164,10 @@ def imitation_loss(
     cross_entropy = -means["chosen"].value
     critics, metrics = critic_losses(means, weights)
     loss = cross_entropy + critics
+    memories = [(one.hidden, one.cell, batch.rows.valid) for one, batch in parts]
     metrics |= {"loss": loss, "cross_entropy": cross_entropy, "agreement": means["agreement"].value}
     metrics |= by_head("agreement", means["head_agreement"].value)
-    metrics |= diagnostics.memory_health(means, memories(parts))
+    metrics |= diagnostics.memory_health(means, memories)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 

@@ -13,32 +13,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.distribution import choose, entropy, log_prob_of, masked_log_probs
+from esper_soa.agent import normalize
+from esper_soa.agent.distribution import choose, entropy, masked_log_probs
 from esper_soa.agent.lstm import ResidualLSTM, lstm_parameters
-from esper_soa.agent.normalize import (
-    Moments,
-    normalize_observation,
-    observation_moments,
-    update_observation,
-)
+from esper_soa.agent.normalize import Moments
 from esper_soa.agent.products import Product
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.rollout import Row, stack_action
-from esper_soa.agent.slots import (
-    PLACE_FEATURES,
-    SlotEncoder,
-    SlotScores,
-    place_table,
-    slot_encoding,
-    summary,
-)
+from esper_soa.agent.rollout import Row
+from esper_soa.agent.slots import SlotEncoder, SlotScores, place_table, slot_encoding, summary
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.nets import SlotSpec
 from esper_soa.env.legal import head_masks
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.state import Action, Decision, Masks, Observation, View, same_bits
+from esper_soa.state import Action, Decision, Masks, Observation, View, chosen, same_bits
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
 DROPOUT = 0.1  # of the contribution predictor, in updates only
@@ -60,8 +49,7 @@ class Evaluation(NamedTuple):
     q: Tensor  # [T, N], of the recorded op; its gradient stops at the head
     contribution: Tensor  # [T, N, S], percent points; its gradient stops at the head
     hidden: Tensor  # [T, N, L, H], the memory after every env-step; without gradient
-    # [P, N, L, H], its other half, at the end of P stretches between restarts; no gradient.
-    cell: Tensor
+    cell: Tensor  # [P, N, L, H], its other half, after P stretches between restarts; no gradient
 
 
 def _layers(*widths: int, norms: int = 0) -> nn.Sequential:
@@ -107,8 +95,8 @@ class ContributionPredictor(nn.Module):
 
     def forward(self, x: Tensor, slots: Tensor, noise: Tensor) -> Tensor:
         """noise [..., H / 2], uniform in [0, 1), decides which units are dropped."""
-        units = self.trunk(x)
-        return self.output(torch.where(noise >= DROPOUT, units / (1 - DROPOUT), 0.0), slots)
+        kept = torch.where(noise >= DROPOUT, self.trunk(x) / (1 - DROPOUT), 0.0)
+        return self.output(kept, slots)
 
 
 class RecurrentPolicy(nn.Module):
@@ -149,7 +137,8 @@ class RecurrentPolicy(nn.Module):
         self.clip = config.ppo.observation_clip
         # the last row: empty slot
         self.embedding = nn.Embedding(num_blueprints + 1, network.blueprint_embedding)
-        known = NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES
+        places = place_table(slots)
+        known = NUM_SLOT_FEATURES + network.blueprint_embedding + places.shape[1]
         self.slot_encoder = SlotEncoder(known, slot)
         first = Product(self.sizes[0] + 2 * slot, width)
         self.feature_net = nn.Sequential(first, nn.LayerNorm(width), nn.ReLU())
@@ -158,10 +147,10 @@ class RecurrentPolicy(nn.Module):
         self.value_head = _value_head(hidden, hidden)
         self.q_head = _value_head(hidden + len(OP_NAMES), hidden)
         self.contribution_head = ContributionPredictor(hidden, slot)
-        moments = observation_moments(sum(self.sizes), torch.device("cpu"))
+        moments = normalize.observation_moments(sum(self.sizes), torch.device("cpu"))
         for name, value in moments._asdict().items():
             self.register_buffer(name, value)
-        self.register_buffer("places", place_table(slots), persistent=False)
+        self.register_buffer("places", places, persistent=False)
         self._initialize_(torch.Generator().manual_seed(seed))
 
     def _initialize_(self, generator: torch.Generator) -> None:
@@ -183,9 +172,7 @@ class RecurrentPolicy(nn.Module):
                 nn.init.constant_(bias[hidden : 2 * hidden], 1 + math.log(len(self.lstm.layers)))
 
     def for_slots(self, slots: Sequence[SlotSpec]) -> "RecurrentPolicy":
-        """The same policy for hosts with other slots: it has the weights and the statistics of this
-        one, which change for both.
-        """
+        """The policy for hosts with other slots: weights and statistics are, and stay, shared."""
         other = copy(self)
         places = place_table(slots).to(self.places.device)
         vars(other)["_buffers"] = {**dict(self.named_buffers(recurse=False)), "places": places}
@@ -219,19 +206,19 @@ class RecurrentPolicy(nn.Module):
         A slot's feature has one mean and variance for all slots. Rows are counted once, however
         many slots they have. Rows of all envs count.
         """
-        env_moments, slot_moments = self._part_moments()
-        env_rows = []
-        slot_rows = []
-        for features, valid in rows:
-            env, slots = self._split(features)
-            each = valid.unsqueeze(-1).expand(slots.shape[:-1])
-            env_rows.append((env, valid))
-            slot_rows.append((slots.flatten(1, 2), each.flatten(1)))
-        env_moments = update_observation(env_moments, env_rows, momentum, reduction)
-        slot_moments = update_observation(slot_moments, slot_rows, momentum, reduction)
-        mean = torch.cat([env_moments.mean, slot_moments.mean])
-        var = torch.cat([env_moments.var, slot_moments.var])
-        self.set_observation_moments_(Moments(mean, var, env_moments.seen))
+        parts = [(*self._split(features), valid) for features, valid in rows]
+        env_rows = [(env, valid) for env, _, valid in parts]
+        slot_rows = [
+            (slots.flatten(1, 2), valid.unsqueeze(-1).expand(slots.shape[:-1]).flatten(1))
+            for _, slots, valid in parts
+        ]
+        env, slot = (
+            normalize.update_observation(before, seen, momentum, reduction)
+            for before, seen in zip(self._part_moments(), (env_rows, slot_rows), strict=True)
+        )
+        mean = torch.cat([env.mean, slot.mean])
+        var = torch.cat([env.var, slot.var])
+        self.set_observation_moments_(Moments(mean, var, env.seen))
 
     def use_threads_(self, number: int) -> None:
         """Let large products take `number` threads of a CPU."""
@@ -279,34 +266,31 @@ class RecurrentPolicy(nn.Module):
         """`act_with_probabilities` on what it looks at of a View; noise float32 [N, 8]."""
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
-        op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
-        op = self._pick(op_log_probs, noise[:, HEAD_NAMES.index("op")])
+        numbers = dict(zip(HEAD_NAMES, noise.unbind(-1), strict=True))
+        choices: dict[str, Tensor] = {}
+        distributions: dict[str, Tensor] = {}
+
+        def play(name: str, mask: Tensor, *inputs: Tensor) -> Tensor:
+            logits = self.heads[name](*inputs)
+            distributions[name] = masked_log_probs(logits, mask, self.floors[name])
+            choices[name] = self._pick(distributions[name], numbers[name])
+            return choices[name]
+
+        op = play("op", masks.op, x)
         legal = head_masks(masks, op)
-        scores = self.heads["slot"](torch.cat([x, one_hot(op, x)], dim=-1), slots)
-        slot_log_probs = masked_log_probs(scores, legal["slot"], self.floors["slot"])
-        slot = self._pick(slot_log_probs, noise[:, HEAD_NAMES.index("slot")])
-        known = {"op": (op_log_probs, op), "slot": (slot_log_probs, slot)}
+        slot = play("slot", legal["slot"], torch.cat([x, one_hot(op, x)], dim=-1), slots)
         head_input = torch.cat([x, slot_encoding(slots, slot)], dim=-1)
-        choices = {}
-        log_probs = []
-        distributions = []
-        for i, (name, mask) in enumerate(legal.items()):
-            if name in known:
-                distribution, choice = known[name]
-            else:
-                logits = self.heads[name](head_input)
-                distribution = masked_log_probs(logits, mask, self.floors[name])
-                choice = self._pick(distribution, noise[:, i])
-            choices[name] = choice
-            log_probs.append(log_prob_of(distribution, choice))
-            distributions.append(distribution)
+        for name in [name for name in legal if name not in choices]:
+            play(name, legal[name], head_input)
+        log_probs = [chosen(distributions[name], choices[name]) for name in HEAD_NAMES]
         decision = Decision(
             action=Action.from_dict(choices, batch_size=op.shape),
             log_probs=torch.stack(log_probs, dim=-1),
             value=self.value_head(x).squeeze(-1),
             batch_size=op.shape,
         )
-        return decision, memory, torch.cat(distributions, dim=-1).exp()
+        ordered = [distributions[name] for name in HEAD_NAMES]
+        return decision, memory, torch.cat(ordered, dim=-1).exp()
 
     def evaluate(self, rows: Row, starts: list[int], noise: Tensor) -> Evaluation:
         """Evaluate the recorded actions of whole sequences, rows [T, N], under the weights of now.
@@ -317,27 +301,25 @@ class RecurrentPolicy(nn.Module):
         """
         slots, features = self._encode(rows.features, rows.blueprints)
         x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
-        choices = stack_action(rows.action)
         op = one_hot(rows.action.op, x)
         head_input = torch.cat([x, slot_encoding(slots, rows.action.slot)], dim=-1)
         inputs = dict.fromkeys(HEAD_NAMES, (head_input,)) | {
             "op": (x,),
             "slot": (torch.cat([x, op], dim=-1), slots),
         }
-        log_probs = []
-        entropies = []
-        highest = []
-        for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
+        heads = []
+        for name, mask in head_masks(rows.masks, rows.action.op).items():
+            choice = rows.action.get(name)
             logits = self.heads[name](*inputs[name])
             distribution = masked_log_probs(logits, mask, self.floors[name])
-            log_probs.append(log_prob_of(distribution, choices[..., i]))
-            entropies.append(entropy(distribution, mask))
-            highest.append(distribution.argmax(-1) == choices[..., i])
+            highest = distribution.argmax(-1) == choice
+            heads.append((chosen(distribution, choice), entropy(distribution, mask), highest))
+        log_probs, entropies, likeliest = (torch.stack(one, -1) for one in zip(*heads, strict=True))
         detached = x.detach()
         return Evaluation(
-            log_probs=torch.stack(log_probs, dim=-1),
-            entropies=torch.stack(entropies, dim=-1),
-            likeliest=torch.stack(highest, dim=-1),
+            log_probs=log_probs,
+            entropies=entropies,
+            likeliest=likeliest,
             value=self.value_head(x).squeeze(-1),
             q=self.q_head(torch.cat([detached, op], dim=-1)).squeeze(-1),
             contribution=self.contribution_head(detached, slots.detach(), noise),
@@ -364,9 +346,9 @@ class RecurrentPolicy(nn.Module):
         raw_env, raw_slots = self._split(features)
         last = self.embedding.num_embeddings - 1
         embedded = self.embedding(torch.where(blueprints < 0, last, blueprints))
-        normalised = normalize_observation(slot_moments, raw_slots, self.clip)
+        normalised = normalize.normalize_observation(slot_moments, raw_slots, self.clip)
         slots = self.slot_encoder(normalised, embedded, self.places)
-        env = normalize_observation(env_moments, raw_env, self.clip)
+        env = normalize.normalize_observation(env_moments, raw_env, self.clip)
         return slots, self.feature_net(torch.cat([env, summary(slots)], dim=-1))
 
     def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:
@@ -376,8 +358,7 @@ class RecurrentPolicy(nn.Module):
 def with_blueprints(
     state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Tensor]:
-    """A policy's state_dict for the blueprints `after`, from one for `before`, names by code; as it
-    is where it is of other ones.
+    """A policy's state_dict for the blueprints `after`, from one for `before`; of others as it is.
 
     A blueprint of both keeps its rows. A new one takes the mean of those of the package that can be
     germinated, so that it is seen as some seed and is as likely as they are on average; one that is
@@ -401,10 +382,9 @@ def with_blueprints(
 def with_observed(
     state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Tensor]:
-    """A policy's state_dict that sees the settings `after` of its env, from one that sees `before`;
-    as it is where it sees other ones.
+    """A policy's state_dict that sees settings `after` of its env, from one that sees `before`.
 
-    A setting that it did not see changes nothing at first: it has no weight.
+    As it is where it sees other ones. A setting that is new has no weight, so it changes nothing.
     """
     moments = state.get("mean")
     size = NUM_ENV_FEATURES + len(before) + NUM_SLOT_FEATURES

@@ -37,7 +37,7 @@ class UpdatePlan(NamedTuple):
     """Epochs and minibatches of an update."""
 
     name: str
-    loss: Callable[..., tuple[Tensor, Metrics]]  # of evaluations with batches, weights by name
+    loss: Callable[..., tuple[Tensor, Metrics]]  # of evaluations with batches, config, weights
     epochs: int  # passes
     lr: float
     target_kl: float  # nats; epochs stop above KL_MARGIN times this, 0 = never
@@ -102,31 +102,25 @@ class Learner:
         """Learn from a rollout of every task by PPO; returns the diagnostics of docs/metrics.md.
 
         Every minibatch has envs of every rollout, and its means are over all of them. Adam starts
-        afresh after rounds of imitation. Raises RuntimeError at the third update in a row in which
-        no gradient was finite.
+        afresh after imitation. RuntimeError at the third update in a row without finite gradient.
         """
         if self.rounds == self.imitation.rounds:
             self.adam = adam_state(flatten(self.parameters))
         config = self.config
-        weights = self._weights()
-        loss = partial(
-            objective.total_loss, config=config, tables=self.tables, reduction=self.reduction
-        )
-        plan = UpdatePlan("update", loss, config.epochs, config.lr, config.target_kl, weights)
-        return self._learn_(rollouts, plan)
+        loss = partial(objective.total_loss, tables=self.tables)
+        rates = config.epochs, config.lr, config.target_kl
+        return self._learn_(rollouts, UpdatePlan("update", loss, *rates, self._weights()))
 
     def imitate(self, *rollouts: Rollout) -> dict[str, float]:
         """Learn what the teacher of each rollout would have done; returns diagnostics.
 
-        The schedules go on as in `update`, and so do the errors. Raises ValueError for a rollout
-        without a teacher.
+        Schedules go on as in `update`, and so do errors. ValueError for a rollout without teacher.
         """
         if any(rollout.taught is None for rollout in rollouts):
             raise ValueError("a rollout without a teacher cannot be imitated")
-        loss = partial(objective.imitation_loss, config=self.config, reduction=self.reduction)
         weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
-        config = self.imitation
-        plan = UpdatePlan("imitate", loss, config.epochs, config.lr, 0.0, weights)
+        rates = self.imitation.epochs, self.imitation.lr, 0.0
+        plan = UpdatePlan("imitate", objective.imitation_loss, *rates, weights)
         return self._learn_(rollouts, plan)
 
     def _weights(self) -> objective.Coefficients:
@@ -198,11 +192,10 @@ class Learner:
         return [objective.Batch(one.lesson, *map(own, rest)) for one, *rest in columns], summary
 
     def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:
-        """Of every minibatch, the envs int64 of each rollout, in an order drawn anew for each epoch
-        of each update; of this process. Drawn on the host, where to count them makes nobody wait
-        for a device.
+        """Of every minibatch, this process's envs int64 of each rollout, in a new order per epoch.
 
-        sizes: how many envs each rollout has; they are numbered through all rollouts.
+        Drawn on the host, where to count them makes nobody wait for a device. sizes: how many envs
+        each rollout has; they are numbered through all rollouts.
         """
         columns = []
         for before, size in zip(accumulate([0, *sizes[:-1]]), sizes, strict=True):
@@ -242,10 +235,9 @@ class Learner:
         """
         evaluations = []
         for policy, (batch, noise), at in zip(self.policies, parts, starts, strict=True):
-            proof = partial(self._proof, policy, batch.rows, at, noise)
-            policy.prove_threads_("evaluate", proof)
+            policy.prove_threads_("evaluate", partial(self._proof, policy, batch.rows, at, noise))
             evaluations.append((policy.evaluate(batch.rows, at, noise), batch))
-        loss, metrics = plan.loss(evaluations, weights=weights)
+        loss, metrics = plan.loss(evaluations, self.config, weights, reduction=self.reduction)
         with full_precision():
             own = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         gradients = self.reduction.total_gradients(own)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 WORK = 8_000_000  # multiplications below which a product stays on one thread, a fifth of a ms
-# Outputs below which it does: a gradient of so few rows may be added up in pieces.
-NARROW = 32
+NARROW = 32  # outputs below which it does: a gradient of so few rows may be added in pieces
 
 
 class Product(nn.Linear):
@@ -92,5 +91,4 @@ class OnThreads(torch.autograd.Function):
         wanted = [one for one in ctx.inputs if one.requires_grad]
         with threads_of_operations(ctx.number):
             found = iter(torch.autograd.grad(results, wanted, [*known.values()]))
-        own = [next(found) if one.requires_grad else None for one in ctx.inputs]
-        return None, None, *own
+        return None, None, *(next(found) if one.requires_grad else None for one in ctx.inputs)

@@ -44,8 +44,7 @@ class Rollout(NamedTuple):
 
     rows: Row  # [T, N]
     bootstrap: Tensor  # float32 [N], value after the last row, used where it is truncated
-    # Int64 [T, N], what a teacher would have done; None where there is none.
-    taught: Action | None = None
+    taught: Action | None = None  # int64 [T, N], what a teacher would have done; None without
 
     @property
     def lesson(self) -> Row:
@@ -74,11 +73,6 @@ class GatheredRollout(NamedTuple):
         return cls._make([*same, rows.action.op, rollout.bootstrap.unsqueeze(0)])
 
 
-def stack_action(action: Action) -> Tensor:
-    """int64 [..., 8]: the choices in HEADS order."""
-    return torch.stack([action.get(name) for name in HEAD_NAMES], dim=-1)
-
-
 def new_rollout(
     num_steps: int,
     num_envs: int,
@@ -96,6 +90,7 @@ def new_rollout(
     sizes = zip(HEAD_NAMES, head_sizes(num_slots, num_blueprints), strict=True)
     masks = {name: zeros(torch.bool, size) for name, size in sizes}
     slot_by_op = zeros(torch.bool, len(OP_NAMES), num_slots)
+    flags = {name: zeros(torch.bool) for name in ("terminal", "truncated", "reset", "valid")}
     rows = Row(
         features=zeros(torch.float32, num_features),
         blueprints=zeros(torch.int64, num_slots),
@@ -105,13 +100,10 @@ def new_rollout(
         log_probs=zeros(torch.float32, len(HEAD_NAMES)),
         value=zeros(torch.float32),
         reward=zeros(torch.float32),
-        terminal=zeros(torch.bool),
-        truncated=zeros(torch.bool),
-        reset=zeros(torch.bool),
-        valid=zeros(torch.bool),
         contribution=zeros(torch.float32, num_slots),
         contribution_measured=zeros(torch.bool, num_slots),
         batch_size=lead,
+        **flags,  # type: ignore[arg-type]
     )
     return Rollout(rows, torch.zeros(num_envs, device=device))
 

@@ -4,7 +4,8 @@ Every choice obeys the masks. Agents of users' own are written with `seed_action
 and `env.legal.obey`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, Memory, restart
 from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
-from esper_soa.config.errors import SettingError, check, check_choice
+from esper_soa.config.errors import check, check_choice
 from esper_soa.config.nets import blueprint_names
 from esper_soa.env.legal import first_choice, head_masks, obey
 from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
-from esper_soa.state import Action, Decision, EnvState, View
+from esper_soa.state import Action, Decision, EnvState, View, chosen
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 
 MIN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
@@ -26,16 +27,15 @@ NEVER = -100  # env-step of the last prune before there was one
 
 def scripted_policy(cfg: PolicyConfig, blueprints: Sequence[str]) -> Agent:
     """The scripted policy that `policy.name` asks for; `blueprints` are those of the task."""
-    if cfg.name == "random":
-        return RandomPolicy()
-    if cfg.name == "wait":
-        return WaitPolicy()
-    if cfg.name == "schedule":
-        return SchedulePolicy(cfg.schedule, blueprints)
-    if cfg.name == "heuristic":
-        return HeuristicPolicy(cfg.heuristic, blueprints)
+    policies: dict[str, Callable[[], Agent]] = {
+        "random": RandomPolicy,
+        "wait": WaitPolicy,
+        "schedule": partial(SchedulePolicy, cfg.schedule, blueprints),
+        "heuristic": partial(HeuristicPolicy, cfg.heuristic, blueprints),
+    }
     allowed = "random, wait, schedule or heuristic"
-    raise SettingError("policy.name", cfg.name, allowed, "It is not a scripted policy.")
+    check(cfg.name in policies, "policy.name", cfg.name, allowed, "It is not a scripted policy.")
+    return policies[cfg.name]()
 
 
 def uniform_choice(mask: Tensor, noise: Tensor) -> Tensor:
@@ -84,9 +84,8 @@ def first_due(view: View, due: Tensor, blueprints: Tensor, **choices: int) -> Ac
     legal = view.masks.slot_by_op.gather(1, due.unsqueeze(1)).squeeze(1)
     slot = first_choice((due != Op.WAIT) & legal).unsqueeze(1)
     op, blueprint = (one.gather(1, slot).squeeze(1) for one in (due, blueprints))
-    action = seed_action(op, slot.squeeze(1), blueprint)
     heads = {name: torch.full_like(op, choice) for name, choice in choices.items()}
-    return obey(action.replace(**heads), view.masks)[0]
+    return obey(seed_action(op, slot.squeeze(1), blueprint).replace(**heads), view.masks)[0]
 
 
 class SchedulePolicy(_Memoryless):
@@ -102,8 +101,7 @@ class SchedulePolicy(_Memoryless):
         slots = view.state.slots
         due = self.due_ops(view.state.signals.step, slots.stage, slots.seed_age)
         fixed = {name: getattr(self.cfg, name) for name in ("style", "tempo", "alpha_target")}
-        action = first_due(view, due, torch.full_like(due, self.code), **fixed)
-        return as_decision(action), memory
+        return as_decision(first_due(view, due, torch.full_like(due, self.code), **fixed)), memory
 
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
         """Op due in every slot [N, S] at env-step `step` [N], by stage and age of its seed."""
@@ -193,7 +191,7 @@ def heuristic_choice(
     next_blueprint, rotation = _next_blueprint(memory, cfg, names)
     op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
     op = torch.where(managing, _managing_op(state, slot, cfg), op)
-    blueprint = torch.where(germinating, next_blueprint, _at(state.slots.blueprint, slot))
+    blueprint = torch.where(germinating, next_blueprint, chosen(state.slots.blueprint, slot))
     pruning = op == Op.PRUNE
     codes = torch.arange(memory.penalties.shape[1], device=op.device)
     charged = pruning.unsqueeze(-1) & (codes == blueprint.unsqueeze(-1))
@@ -208,25 +206,24 @@ def heuristic_choice(
 
 def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
     """Op int64 [N] for the managed seed in `slot` [N]."""
-    stage = _at(state.slots.stage, slot)
-    target = _at(state.ramp.target, slot)
-    contribution = _at(state.slots.contribution, slot)
-    failing = _at(state.slots.stage_age, slot) >= cfg.prune_after_steps_without_improvement
-    failing &= _at(state.slots.improvement, slot) < -cfg.prune_if_accuracy_drops_by
+    stage = chosen(state.slots.stage, slot)
+    target = chosen(state.ramp.target, slot)
+    contribution = chosen(state.slots.contribution, slot)
+    failing = chosen(state.slots.stage_age, slot) >= cfg.prune_after_steps_without_improvement
+    failing &= chosen(state.slots.improvement, slot) < -cfg.prune_if_accuracy_drops_by
     blended = (
         (target >= 1.0 - ALPHA_TOLERANCE)
-        & (_at(state.ramp.mode, slot) == AlphaMode.HOLD)
-        & ((_at(state.slots.alpha, slot) - target).abs() <= ALPHA_TOLERANCE)
+        & (chosen(state.ramp.mode, slot) == AlphaMode.HOLD)
+        & ((chosen(state.slots.alpha, slot) - target).abs() <= ALPHA_TOLERANCE)
     )
-    improvement = _at(state.slots.total_improvement, slot)
     ransomware = contribution > cfg.ransomware_contribution
-    ransomware &= improvement < cfg.ransomware_total_improvement
+    ransomware &= chosen(state.slots.total_improvement, slot) < cfg.ransomware_total_improvement
     keepable = (contribution > cfg.min_improvement_to_fossilize) & ~ransomware
     decision = torch.where(keepable, Op.FOSSILIZE, Op.PRUNE)
     op = torch.where(failing, Op.PRUNE, Op.ADVANCE)
     op = torch.where((stage == Stage.BLENDING) & ~failing & ~blended, Op.WAIT, op)
     op = torch.where(stage == Stage.GERMINATED, Op.ADVANCE, op)
-    known = _at(state.slots.contribution_known, slot)
+    known = chosen(state.slots.contribution_known, slot)
     return torch.where(stage == Stage.HOLDING, torch.where(known, decision, Op.WAIT), op)
 
 
@@ -247,10 +244,10 @@ def _next_blueprint(
     first = first_choice(acceptable)
     by_name = _constants([names.index(name) for name in sorted(cfg.blueprint_rotation)], device)
     order = memory.penalties[:, by_name].argsort(dim=1, stable=True)
-    least_bad = by_name[_at(order, memory.rotation % size)]
+    least_bad = by_name[chosen(order, memory.rotation % size)]
     some = acceptable.any(-1)
-    chosen = torch.where(some, _at(candidates, first), least_bad)
-    return chosen, memory.rotation + torch.where(some, first + 1, 1)
+    blueprint = torch.where(some, chosen(candidates, first), least_bad)
+    return blueprint, memory.rotation + torch.where(some, first + 1, 1)
 
 
 def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
@@ -270,11 +267,6 @@ def as_decision(action: Action) -> Decision:
 def _constants(values: Sequence[int], device: torch.device) -> Tensor:
     """`values` as int64 on the device; the host does not wait for the copy."""
     return torch.tensor(values).to(device, non_blocking=True)
-
-
-def _at(values: Tensor, index: Tensor) -> Tensor:
-    """values [N, C] at index int64 [N]."""
-    return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 def _column(setting: Tensor | float) -> Tensor | float:

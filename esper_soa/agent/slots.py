@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from esper_soa.agent.products import Product
 from esper_soa.config.nets import IMAGE_SIZE, SlotSpec
 
-PLACE_FEATURES = 4
 WIDE = 256  # channels at which a place reads 1
 
 

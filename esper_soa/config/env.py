@@ -31,8 +31,7 @@ REWARD_MODES = (
     *("loss", "net"),
 )
 USER_TERM = "own"  # what a reward of a user's pays
-# Fields of env/reward_modes.RewardTerms but the total, in the order of a table's columns.
-REWARD_TERMS = (
+REWARD_TERMS = (  # fields of env/reward_modes.RewardTerms but the total, as columns of tables
     *("attribution", "ratio_penalty", "blending_warning", "holding_warning", "pbrs_bonus"),
     *("synergy_bonus", "compute_rent", "flop_rent", "alpha_shock", "occupancy_rent"),
     *("fossilized_rent", "action_shaping", "fossilize_bonus", "drip", "terminal_bonus"),

@@ -20,17 +20,15 @@ def single_line(value: object) -> str:
 
 def error_text(error: BaseException) -> str:
     """Text of an error, and of what it came after, as where ending a capture failed too."""
-    message = f"{type(error).__name__}: {one_line(error)}"
-    first = error.__context__
-    after = f", after {type(first).__name__}: {one_line(first)}" if first is not None else ""
-    return f"it fails with {message}{after}"
+    errors = [one for one in (error, error.__context__) if one is not None]
+    texts = [f"{type(one).__name__}: {one_line(one)}" for one in errors]
+    return f"it fails with {', after '.join(texts)}"
 
 
 def unknown_setting_text(key: str, known: Iterable[str]) -> str:
     """Message on the unknown setting `key`, with similar names of `known`."""
     before, dot, name = key.rpartition(".")
-    hint = did_you_mean(name, known, before + dot)
-    return f"{key}: there is no such setting.{hint and ' '}{hint}"
+    return f"{key}: there is no such setting. {did_you_mean(name, known, before + dot)}".rstrip()
 
 
 def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:

@@ -46,8 +46,7 @@ IMAGES = "images"
 TOPOLOGIES = (VECTORS, SEQUENCES, IMAGES)
 NPZ = ".npz"  # how a file of own images ends
 TXT = ".txt"  # and one of text
-# Settings of DataConfig that only own images heed.
-PREPARATION = ("layout", "resize", "mean", "std")
+PREPARATION = ("layout", "resize", "mean", "std")  # of DataConfig, that only own images heed
 
 
 @dataclass
@@ -158,8 +157,7 @@ class TaskConfig(Settings, path="task."):
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
 
 
-# By host, settings that make it small, its width first; none does for a user's own.
-SIZE_SETTINGS = {
+SIZE_SETTINGS = {  # by host, settings that make it small, its width first; none for a user's own
     "chain": ("task.base_channels", "task.kernel_size"),
     "transformer": ("task.transformer.width", "task.transformer.layers"),
 }
@@ -175,8 +173,7 @@ def blueprint_names(references: Sequence[str]) -> tuple[str, ...]:
 def lr_factor(schedule: str, step: int, num_steps: int) -> float:
     """What the learning rates of env-step `step` (from 0) of `num_steps` are multiplied by.
 
-    cosine: (1 + cos(pi step / num_steps)) / 2, from 1 to nearly 0 (Loshchilov and Hutter 2017,
-    without restarts).
+    cosine: from 1 to nearly 0, as of Loshchilov and Hutter 2017, without restarts.
     """
     return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * step / num_steps)) / 2
 
@@ -261,8 +258,7 @@ class DataConfig(Settings, path="data."):
     @property
     def is_text(self) -> bool:
         """Whether the samples are sequences of tokens."""
-        is_file = self.root.lower().endswith(TXT)
-        return self.name in TEXTS or (self.name == "auto" and is_file)
+        return self.name in TEXTS or (self.name == "auto" and self.root.lower().endswith(TXT))
 
     @property
     def own(self) -> bool:
@@ -353,12 +349,11 @@ def sort_slots(
     list, a repeated name, or a name that the host does not have.
     """
     host_names = host_slots(task) if host_names is None else host_names
-    allowed = ", ".join(spec.name for spec in host_names)
-    some = f"a non-empty list of slots of {task.host_name}: {allowed}"
-    check(bool(names), "slots", names, some)
+    specs = {spec.name: spec for spec in host_names}
+    allowed = f"of {task.host_name}: {', '.join(specs)}"
+    check(bool(names), "slots", names, f"a non-empty list of slots {allowed}")
     unique = len(set(names)) == len(names)
     check(unique, "slots", names, "without repetition", "Name every slot once.")
     for name in names:
-        known = name in {spec.name for spec in host_names}
-        check(known, "slots", name, f"a slot of {task.host_name}: {allowed}")
-    return tuple(spec for spec in host_names if spec.name in names)
+        check(name in specs, "slots", name, f"a slot {allowed}")
+    return tuple(spec for name, spec in specs.items() if name in names)

@@ -114,8 +114,8 @@ def open_folder(path: Path) -> None:
             reason = f"belongs to user {status.st_uid}: set XDG_CACHE_HOME to another"
             raise FolderError(f"the cache folder {path} {reason}")
         if mode & 0o022:
-            problem = f"the cache folder {path} (mode {mode:o}): delete it"
-            raise FolderError(f"others can write in {problem}")
+            which = f"the cache folder {path} (mode {mode:o})"
+            raise FolderError(f"others can write in {which}: delete it")
         if mode & 0o077:
             os.fchmod(handle, mode & 0o700)
     finally:
@@ -125,16 +125,13 @@ def open_folder(path: Path) -> None:
 def read_user_file(path: Path) -> bytes | None:
     """Content of a file of this user that others cannot write; None where there is no such file."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+            status = os.fstat(file.fileno())
+            own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+            return file.read() if own and not status.st_mode & 0o022 else None
+    except OSError:  # there is none, or a link or a folder
         return None
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):  # a folder, say, which Python does not open as a file
-        os.close(handle)
-        return None
-    with os.fdopen(handle, "rb") as file:
-        closed = not status.st_mode & 0o022
-        return file.read() if closed and status.st_uid == os.geteuid() else None
 
 
 def drop_old_drafts(folder: Path) -> None:

@@ -13,8 +13,7 @@ from esper_soa.config.registry import is_reference
 
 RULE = "rule"  # key of a field's metadata
 COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64
-# most of a weight, a threshold or a reward term: products of a few stay within float32
-WEIGHT = 1e6
+WEIGHT = 1e6  # most of a weight, threshold or reward term: products of a few stay within float32
 MAX_ITEMS = 64  # of a list
 NAME_PATTERN = re.compile(r"(?!\.*\Z)[\w.+-]{1,60}")
 
@@ -138,8 +137,7 @@ class EnvRange(Range):
 
     def numbers(self, value: EnvNumber) -> tuple[float, ...] | EnvDraw:
         """Those of a setting: env i takes number i, modulo how many there are, or draws one."""
-        found = env_numbers(value)
-        return found._replace(whole=self.whole) if isinstance(found, EnvDraw) else found
+        return env_numbers(value, self.whole)
 
     def check(self, setting: str, value: object) -> None:
         if not isinstance(value, str):
@@ -158,8 +156,7 @@ class EnvRange(Range):
     def __str__(self) -> str:
         each = f"a list of at most {MAX_ITEMS} such numbers, of which envs take one in turn"
         drawn = "or uniform(a,b) or log_uniform(a,b), of which they draw"
-        whole = "a whole number " if self.whole else ""
-        return f"{whole}{super().__str__()}, or {each}, {drawn}"
+        return f"{'a whole number ' * self.whole}{super().__str__()}, or {each}, {drawn}"
 
 
 @dataclass(frozen=True)
@@ -271,7 +268,7 @@ def env_weight(default: float) -> EnvNumber:
     return env_number(default, 0, WEIGHT)
 
 
-def env_numbers(value: EnvNumber) -> tuple[float, ...] | EnvDraw:
+def env_numbers(value: EnvNumber, whole: bool = False) -> tuple[float, ...] | EnvDraw:
     """The numbers of a list, the ends of a range, or a number. ValueError for other texts."""
     if not isinstance(value, str):
         return (float(value),)
@@ -279,7 +276,7 @@ def env_numbers(value: EnvNumber) -> tuple[float, ...] | EnvDraw:
     if found := LIST_PATTERN.fullmatch(plain):
         return tuple(map(float, found[1].split(",")))
     if found := DRAW_PATTERN.fullmatch(plain):
-        return EnvDraw(float(found[2]), float(found[3]), found[1] is not None)
+        return EnvDraw(float(found[2]), float(found[3]), found[1] is not None, whole)
     raise ValueError(f"{value} is neither a list nor a range")
 
 

@@ -16,8 +16,7 @@ from typing import TypeVar
 from esper_soa.config.errors import SettingError, one_line
 
 RAISES = "it raises"  # in a finding, before what a user's code raised
-# What code of a user's may raise where it is called to be looked at.
-RAISED = (
+RAISED = (  # what a user's code may raise where it is called to be looked at
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(RuntimeError, TypeError, ValueError),
 )
@@ -43,13 +42,7 @@ def blueprint(name: str, topology: str = "images") -> Mark:
     features; with `topology` "sequences" features [B, C, T], with "vectors" [B, C]. Raises
     ValueError for a name of other signs than letters, digits, '_' and '-'.
     """
-    named = _make_decorator(BLUEPRINT, name)
-
-    def mark(part: Marked) -> Marked:
-        setattr(part, TOPOLOGY, topology)
-        return named(part)
-
-    return mark
+    return _make_decorator(BLUEPRINT, name, **{TOPOLOGY: topology})
 
 
 def host(name: str) -> Mark:
@@ -96,13 +89,14 @@ def agent(name: str) -> Mark:
     return _make_decorator(AGENT, name)
 
 
-def _make_decorator(kind: str, name: str) -> Mark:
+def _make_decorator(kind: str, name: str, **attributes: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
         reason = "its name must be of at most 60 letters, digits, '_' and '-'"
         raise ValueError(f"{kind} {one_line(name)!r}: {reason}")
 
     def mark(part: Marked) -> Marked:
-        setattr(part, _mark(kind), name)
+        for attribute, value in (attributes | {_mark(kind): name}).items():
+            setattr(part, attribute, value)
         return part
 
     return mark
@@ -127,8 +121,7 @@ def reference_to(kind: str, part: Part) -> str:
     """`module:name` of a part that is marked as of this kind; raises ValueError where it is not."""
     name = marked_name(kind, part)
     if name is None:
-        reason = f"is not marked by @esper_soa.{kind}, so that a file could not name it"
-        raise ValueError(f"{part!r} {reason}")
+        raise ValueError(f"{part!r} is not marked by @esper_soa.{kind}, so no file can name it")
     return f"{part.__module__}:{name}"
 
 
@@ -142,8 +135,7 @@ def find(kind: str, reference: str, setting: str) -> Part:
         module = importlib.import_module(place)
     except ImportError as error:
         absent = f"{error.name}." if isinstance(error, ModuleNotFoundError) else " "
-        missing = f"{place}.".startswith(absent)
-        remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
+        remedy = "PYTHONPATH=<folder> says where it lies." if f"{place}.".startswith(absent) else ""
         allowed = f"module:name of a module that can be imported ({one_line(error)})"
         raise SettingError(setting, reference, allowed, remedy) from error
     parts = {id(part): part for part in vars(module).values()}

@@ -37,16 +37,14 @@ DEVICE = TextPattern(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cud
 MAX_ENVS = 2**20
 MAX_SEED = 2**31 - 1
 SWITCHES = ("auto", "on", "off")
-# see nets/choose.py
-ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")
+ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")  # see nets/choose.py
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 # see controls.py
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")
 # The modules of that folder; none is imported before it is asked for.
 TRACKER_FOLDER = Path(__file__).parents[1] / "lab/telemetry/trackers"
 TRACKERS = tuple(sorted(one.name for one in iter_modules([str(TRACKER_FOLDER)])))
-# of telemetry: each writes what those before it write, and more
-LEVELS = ("off", "rounds", "events", "full")
+LEVELS = ("off", "rounds", "events", "full")  # of telemetry: each writes what those before it do
 WIDTHS = " or ".join(names[0] for names in nets.SIZE_SETTINGS.values())
 # what makes a run smaller
 LOWER = f"envs, batch_size, steps, train_samples, the width of the hosts ({WIDTHS}), "
@@ -92,8 +90,7 @@ class AnomalyConfig(Settings, path="telemetry.anomaly."):
     min_lstm_rms: float = weight(1e-6)  # of the hidden state, in any env
     max_gradient_drift: float = weight(4.0)  # of the gradient norm from its running mean, relative
     gradient_momentum: float = number(0.9, 0, 1, "[)")  # of that running mean
-    # As policy.ppo.entropy_floor.
-    entropy_collapse: dict[str, float] = table(
+    entropy_collapse: dict[str, float] = table(  # as policy.ppo.entropy_floor
         dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}, 0, 1
     )
     # Updates in a row before entropy, explained variance, value loss, Bellman error or gradient
@@ -116,9 +113,8 @@ class TelemetryConfig(Settings, path="telemetry."):
     def __post_init__(self) -> None:
         super().__post_init__()
         recorded = self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events")
-        allowed = f"bar with telemetry.level={self.level}"
         remedy = "The table is made of what the level events records."
-        self.require(recorded, "console", allowed, remedy)
+        self.require(recorded, "console", f"bar with telemetry.level={self.level}", remedy)
 
 
 @dataclass

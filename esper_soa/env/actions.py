@@ -56,17 +56,10 @@ class JointActions:
 
 def _rows(op: int, num_slots: int, blueprints: list[int]) -> list[tuple[int, ...]]:
     """Every choice of the heads that the op reads, the others at their placeholders."""
-    choices: list[list[int]] = []
-    for head in HEADS:
-        if head.name == "op":
-            choices.append([op])
-        elif op not in head.ops:
-            choices.append([head.placeholder])
-        elif head.name == "blueprint":
-            choices.append(blueprints)
-        else:
-            choices.append(list(range(len(head.names) or num_slots)))
-    return list(product(*choices))
+    own = {"op": [op], "slot": range(num_slots), "blueprint": blueprints}
+    read = [own.get(head.name, range(len(head.names))) for head in HEADS]
+    both = zip(HEADS, read, strict=True)
+    return [*product(*(all_ if op in head.ops else [head.placeholder] for head, all_ in both))]
 
 
 def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor) -> ChoiceNames:
@@ -87,10 +80,9 @@ def read_action(action: ActionLike, count: int, joint: JointActions, names: Choi
     if isinstance(action, Action):
         heads: dict[str, object] = {name: action.get(name) for name in HEAD_NAMES}
     elif isinstance(action, Mapping):
-        unknown = set(action) - set(HEAD_NAMES)
+        unknown = ", ".join(sorted(map(str, set(action) - set(HEAD_NAMES))))
         if unknown:
-            unknown_text = ", ".join(sorted(map(str, unknown)))
-            raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {unknown_text}")
+            raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {unknown}")
         heads = {head.name: head.placeholder for head in HEADS}
         heads |= {head: _numbers(head, value, names[head]) for head, value in action.items()}
     else:

@@ -6,7 +6,6 @@ taken. runtime/step_cache.py keeps libraries, runtime/compile_step.py makes them
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -71,19 +70,17 @@ class Structure(NamedTuple):
         values = _parts(self.names, record)  # type: ignore[arg-type]
         if self.flat:
             return values  # type: ignore[return-value]
-        pairs = zip(self.parts, values, strict=True)
         return chain.from_iterable(
             (value,) if part is None else part.leaves(value)  # type: ignore[misc]
-            for part, value in pairs
+            for part, value in zip(self.parts, values, strict=True)
         )
 
     def build(self, tensors: Iterator[Tensor]) -> Record:
         """A record of this structure, of the tensors that `leaves` gives, whatever N they have."""
         values = [next(tensors) if part is None else part.build(tensors) for part in self.parts]
         if self.names:
-            fields = dict(zip(self.names, values, strict=True))
             size = values[0].shape[: self.dims]  # type: ignore[union-attr]
-            return unchecked(self.kind, fields, size)  # type: ignore[arg-type]
+            return unchecked(self.kind, dict(zip(self.names, values, strict=True)), size)  # type: ignore[arg-type]
         return self.kind(*values) if hasattr(self.kind, "_fields") else tuple(values)
 
 
@@ -183,8 +180,11 @@ def made_up(rules: EnvRules, state: EnvState, step: int) -> Measurements:
     """
     slots = state.slots
     num_envs, num_slots = slots.stage.shape
-    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), torch.arange(num_envs))
-    draw = partial(_draw, keys[:, None])
+    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), torch.arange(num_envs))[:, None]
+
+    def draw(start: int, count: int) -> Tensor:
+        return streams.uniform(keys, start + torch.arange(count), STATE_FLOAT)
+
     loss = 0.5 + draw(0, 1).squeeze(1)
     accuracy = 100 * draw(1, 2**num_slots)
     health = draw(1000, num_slots)
@@ -212,7 +212,3 @@ def made_up(rules: EnvRules, state: EnvState, step: int) -> Measurements:
         ),
         batch_size=[num_envs],
     )
-
-
-def _draw(keys: Tensor, start: int, count: int) -> Tensor:
-    return streams.uniform(keys, start + torch.arange(count), STATE_FLOAT)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from esper_soa.state import Ramp
+from esper_soa.state import Ramp, set_where
 from esper_soa.vocabulary import AlphaMode, Curve
 
 MIN_STEEPNESS = 0.1  # flattest sigmoid that a ramp stores
@@ -24,14 +24,13 @@ def curve_progress(t: Tensor, curve: Tensor, steepness: Tensor) -> Tensor:
     around t = 1/2, stretched to start at 0 and end at 1; t where it is too flat for that.
     """
     t = t.clamp(0.0, 1.0)
-    cosine = 0.5 * (1 - torch.cos(math.pi * t))
     low = _logistic(-0.5 * steepness)
     high = _logistic(0.5 * steepness)
     flat = high == low
     span = torch.where(flat, 1.0, high - low)
     sigmoid = torch.where(flat, t, (_logistic(steepness * (t - 0.5)) - low) / span)
     curved = torch.where(curve == Curve.SIGMOID, sigmoid, t)
-    return torch.where(curve == Curve.COSINE, cosine, curved)
+    return torch.where(curve == Curve.COSINE, 0.5 * (1 - torch.cos(math.pi * t)), curved)
 
 
 def retarget(
@@ -46,20 +45,12 @@ def retarget(
     target = target.clamp(0.0, 1.0)
     length = length.clamp(min=0)
     instant = length == 0
-    up = (target > ramp.alpha) & ~instant
-    down = (target < ramp.alpha) & ~instant
-    zeros = torch.zeros_like(ramp.mode)
-    mode = torch.where(up, AlphaMode.UP, torch.where(down, AlphaMode.DOWN, zeros))
-    return ramp.replace(
-        alpha=torch.where(where & instant, target, ramp.alpha),
-        start=torch.where(where, ramp.alpha, ramp.start),
-        target=torch.where(where, target, ramp.target),
-        length=torch.where(where, length, ramp.length),
-        done=torch.where(where, 0, ramp.done),
-        curve=torch.where(where, curve, ramp.curve),
-        steepness=torch.where(where, steepness.clamp(min=MIN_STEEPNESS), ramp.steepness),
-        mode=torch.where(where, mode, ramp.mode),
-    )
+    rising = torch.where(target > ramp.alpha, AlphaMode.UP, AlphaMode.HOLD)
+    mode = torch.where(target < ramp.alpha, AlphaMode.DOWN, rising)
+    path: dict[str, Tensor | float] = {"start": ramp.alpha, "target": target, "done": 0}
+    path |= {"length": length, "curve": curve, "steepness": steepness.clamp(min=MIN_STEEPNESS)}
+    path |= {"alpha": torch.where(instant, target, ramp.alpha)}
+    return set_where(ramp, where, path | {"mode": torch.where(instant, AlphaMode.HOLD, mode)})
 
 
 def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:
@@ -73,10 +64,9 @@ def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:
     complete = moving & (done >= ramp.length)
     time = done.to(ramp.alpha.dtype) / ramp.length.clamp(min=1)
     progress = curve_progress(time, ramp.curve, ramp.steepness)
-    path = ramp.start + (ramp.target - ramp.start) * progress
     low = torch.minimum(ramp.start, ramp.target)
     high = torch.maximum(ramp.start, ramp.target)
-    path = torch.minimum(torch.maximum(path, low), high)
+    path = (ramp.start + (ramp.target - ramp.start) * progress).clamp(low, high)
     alpha = torch.where(complete, ramp.target, torch.where(moving, path, ramp.alpha))
     mode = torch.where(complete, AlphaMode.HOLD, ramp.mode)
     return ramp.replace(alpha=alpha, done=done, mode=mode), complete

@@ -13,10 +13,8 @@ from esper_soa.vocabulary import Stage
 
 
 def lookup(subset: Tensor, accuracy: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Accuracy of the subsets `codes` (int64 [N, W], >= 0) in the table (subset int64, accuracy
-    float; both [N, R]).
-
-    Returns values [N, W], 0 where the table lacks the subset, and bool [N, W], where it does not.
+    """Accuracies [N, W] of the subsets `codes` (int64 [N, W], >= 0) in a table, and bool [N, W],
+    where it has them, else 0; the table: subset int64 [N, R] and accuracy [N, R].
     """
     value = torch.zeros_like(accuracy[:, :1]).expand(codes.shape)
     known = torch.zeros_like(codes, dtype=torch.bool)
@@ -29,8 +27,7 @@ def lookup(subset: Tensor, accuracy: Tensor, codes: Tensor) -> tuple[Tensor, Ten
 
 
 def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[Tensor, Tensor]:
-    """Exact Shapley values [N, S] of the seeds `ablated` (bool [N, S]), 0 for others and where rows
-    are missing.
+    """Exact Shapley values [N, S] of the seeds `ablated` (bool [N, S]); 0 where rows are missing.
 
     phi_i = sum over T without i of |T|! (n - |T| - 1)! / n! (v(T + i) - v(T)) (Shapley 1953),
     summed row by row: a row with the seed counts for it, a row without it against it. The bool [N]
@@ -56,10 +53,8 @@ def _order_weights(num_slots: int, like: Tensor) -> Tensor:
     """k! (n - k - 1)! / n! at n (S + 1) + k, of n players, k before one: [(S + 1)^2], as `like`."""
     count = torch.arange(num_slots + 1, device=like.device)
     factorial = count.clamp(min=1).to(like.dtype).cumprod(0)
-    players = count[:, None]
-    before = count[None, :]
-    after = (players - before - 1).clamp(min=0)
-    return (factorial[before] * factorial[after] / factorial[players]).flatten()
+    after = (count[:, None] - count - 1).clamp(min=0)
+    return (factorial * factorial[after] / factorial[:, None]).flatten()
 
 
 def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.device) -> Tensor:
@@ -80,18 +75,16 @@ def prefix_codes(orders: Tensor) -> Tensor:
 def sampled_shapley_values(
     subset: Tensor, accuracy: Tensor, ablated: Tensor, orders: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shapley values [N, S] of the seeds `ablated` by `orders` of arrival, their standard errors
-    [N, S], known [N].
+    """Shapley values [N, S] of the seeds `ablated` by `orders`, standard errors [N, S], known [N].
 
-    orders: int64 [P, S] over all slots, each order followed by its reverse; without the slots that
+    orders: int64 [P, S], of arrival in all slots, each followed by its reverse; without slots that
     are not ablated a random order stays one. An order and its reverse err in opposite directions,
     so a pair is one independent observation (antithetic sampling; Castro, Gomez and Tejada 2009,
     Mitchell et al. 2022). The bool [N] says where the table held every prefix of every order;
     elsewhere both are 0.
     """
-    num_slots = orders.shape[1]
     prefixes = prefix_codes(orders)
-    bits = 1 << torch.arange(num_slots, device=subset.device)
+    bits = 1 << torch.arange(orders.shape[1], device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
     values, found = lookup(subset, accuracy, prefixes.flatten() & full)
     gains = values.unflatten(1, prefixes.shape).diff(dim=2)  # [N, P, S] in the order of arrival
@@ -109,8 +102,7 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     bits = 1 << torch.arange(num_slots, device=subset.device)
     codes = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
     value, known = lookup(subset, accuracy, codes.expand(subset.shape[0], -1))
-    square = num_slots, num_slots
-    joint, pair_known = (part[:, :-1].unflatten(1, square) for part in (value, known))
+    joint, pair_known = (part[:, :-1].unflatten(1, (num_slots, -1)) for part in (value, known))
     # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated
     # function, and says so.
     single = value[:, : num_slots**2 : num_slots + 1]
@@ -143,15 +135,14 @@ def attribute(measured: Measurements, slots: Slots, orders: Tensor | None = None
         sampled, spread, _ = sampled_shapley_values(subset, accuracy, ablated, orders)
         shapley = torch.where(complete[:, None], shapley, sampled)
         error = torch.where(complete[:, None], error, spread)
-    main = accuracy[:, 0]
     return Attribution(
-        contribution=torch.where(ablated, main[:, None] - left_out, 0.0),
+        contribution=torch.where(ablated, accuracy[:, :1] - left_out, 0.0),
         measured=ablated,
         interaction_sum=interactions.sum(-1),
         pair_boost=interactions.clamp(min=0),
         shapley=shapley,
         shapley_error=error,
-        total=main - all_off.squeeze(1),
+        total=accuracy[:, 0] - all_off.squeeze(1),
         total_known=ablated.any(1),
         committed=committed.squeeze(1),
         batch_size=[subset.shape[0]],

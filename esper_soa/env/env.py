@@ -115,8 +115,7 @@ class Env:
         observer.on_phase_end("state")
         state, attribution, masks, observation = recorded
         view = self._view(state, masks, observation)
-        ended = rules.ended(state)
-        self.observed = EnvView(view, attribution, measured, restarted, ended)
+        self.observed = EnvView(view, attribution, measured, restarted, rules.ended(state))
         return self.observed
 
     def apply_action_(self, action: Action) -> StepResult:
@@ -126,14 +125,14 @@ class Env:
         follows once all have ended.
         """
         if self.observed is None:
-            message = "nothing has been observed since the last action"
-            raise RuntimeError(f"{message}: call reset, or observe_, first")
+            remedy = "call reset, or observe_, first"
+            raise RuntimeError(f"nothing has been observed since the last action: {remedy}")
         world = self.world
         result = world.kernels.respond(world.rules, self.observed, action, world.kernel_values)
         self.state = result.state
         self.observed = None
         self.step_number += 1
-        ended = self.world.rules.ended(self.state)
+        ended = world.rules.ended(self.state)
         if ended is not None:
             self.num_playing = self.num_envs - int(ended.sum())
         self.observer.on_phase_end("state")

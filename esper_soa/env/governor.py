@@ -16,18 +16,14 @@ from esper_soa.env.reward_modes import RewardTerms, add_terms, no_terms
 from esper_soa.state import EnvState, Guard, Masks, Measurements, known_false, with_fields
 from esper_soa.vocabulary import HEADS, Op, names_of
 
-# mean loss below this share of the chance loss: the host had learned something
-RECOVERED_SHARE = 0.6
+RECOVERED_SHARE = 0.6  # mean loss below this share of the chance loss: the host has learned
 CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as chance
 
 
 class PanicReason:
-    """Reason of a panic (NUM_REASONS). DIVERGED panics only after enough in a row."""
+    """Reason of a panic. DIVERGED panics only after enough in a row."""
 
-    NONE = 0
-    NOT_FINITE = 1
-    COLLAPSED_TO_CHANCE = 2
-    DIVERGED = 3
+    NONE, NOT_FINITE, COLLAPSED_TO_CHANCE, DIVERGED = range(NUM_REASONS)
 
 
 REASON_NAMES = names_of(PanicReason)
@@ -57,11 +53,9 @@ def watch(
 def discard_panicked(measured: Measurements, state: EnvState) -> Measurements:
     """`measured` without the values of panicking hosts: losses NaN, accuracies as last recorded.
 
-    Nothing about its seeds counts as measured, so nothing of it reaches attribution, state,
-    observation or learner.
+    Nothing of its seeds counts as measured, so attribution, state and learner get nothing of it.
     """
     panic = state.guard.panic
-    signals = state.signals
     if known_false(panic):
         return measured
     unaffected = ~panic[:, None]
@@ -69,7 +63,7 @@ def discard_panicked(measured: Measurements, state: EnvState) -> Measurements:
         train_loss=torch.where(panic, torch.nan, measured.train_loss),
         train_accuracy=torch.where(panic, torch.nan, measured.train_accuracy),
         val_loss=torch.where(panic, torch.nan, measured.val_loss),
-        accuracy=torch.where(unaffected, measured.accuracy, signals.val_accuracy[:, None]),
+        accuracy=torch.where(unaffected, measured.accuracy, state.signals.val_accuracy[:, None]),
         ablated=measured.ablated & unaffected,
         gradients=measured.gradients.replace(measured=measured.gradients.measured & unaffected),
     )
@@ -95,8 +89,7 @@ def roll_back(
     reward; the reward of this env-step is the death penalty alone. Nothing else happens: no action,
     no tick. The removal is not charged as an alpha move, as it was not the decision maker's.
     """
-    everywhere = torch.ones_like(state.slots.newborn)
-    slots, ramp = prune_now(state.slots, state.ramp, everywhere)
+    slots, ramp = prune_now(state.slots, state.ramp, torch.ones_like(state.slots.newborn))
     is_removed = state.slots.live & ~slots.live
     slots = slots.replace(rent_params=torch.where(is_removed, 0.0, slots.rent_params))
     totals = state.totals

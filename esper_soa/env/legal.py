@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.masks import is_relevant
-from esper_soa.state import Action, Masks, stage_in
+from esper_soa.state import Action, Masks, chosen, stage_in
 from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
 
 
 def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
     """Legal choices bool [..., C] of every head, in HEADS order, once the op int64 [...] is chosen.
 
-    A head that the op makes irrelevant keeps exactly one choice, its placeholder: log-probability
-    and entropy are 0.
+    A head that the op makes irrelevant keeps its placeholder alone: log-probability, entropy are 0.
     """
     row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
     slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
@@ -50,10 +49,9 @@ def illegal_heads(action: Action, masks: Masks) -> Tensor:
     op = action.op.clamp(0, masks.op.shape[-1] - 1)
     legal_op = _offered(masks.op, action.op)
     allowed = head_masks(masks, op)
-    relevant = relevant_heads(op).unbind(-1)
     heads = [
         matters & legal_op & ~_offered(allowed[name], action.get(name))
-        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
+        for matters, name in zip(relevant_heads(op).unbind(-1), HEAD_NAMES, strict=True)
     ]
     heads[HEAD_NAMES.index("op")] = ~legal_op
     return torch.stack(heads, dim=-1)
@@ -62,7 +60,7 @@ def illegal_heads(action: Action, masks: Masks) -> Tensor:
 def _offered(mask: Tensor, choice: Tensor) -> Tensor:
     """bool [N]: choice int64 [N] is one of those that mask [N, C] offers."""
     clamped = choice.clamp(0, mask.shape[-1] - 1)
-    return (clamped == choice) & mask.gather(-1, clamped.unsqueeze(-1)).squeeze(-1)
+    return (clamped == choice) & chosen(mask, clamped)
 
 
 def illegal_choices(action: Action, masks: Masks) -> list[str]:
@@ -76,10 +74,9 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
         envs = rows[:, place].nonzero().flatten().tolist()
         if envs:
             choice = int(action.get(head.name)[envs[0]])
-            op = int(action.op[envs[0]])
             numbers = allowed[head.name][envs[0]].nonzero().flatten().tolist()
             legal = [_word(head.names, one) for one in numbers]
-            what = f"op {_word(OP_NAMES, op)}"
+            what = f"op {_word(OP_NAMES, int(action.op[envs[0]]))}"
             if head.name != "op":
                 what = f"{head.name} {_word(head.names, choice)} for {what}"
             messages.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
@@ -97,17 +94,15 @@ def first_choice(mask: Tensor) -> Tensor:
 
 
 def obey(action: Action, masks: Masks) -> tuple[Action, Tensor]:
-    """`action` where every choice that matters is legal, else WAIT; and bool [N], where it was
-    legal.
+    """`action` where every choice that matters is legal, else WAIT; and bool [N], where it was.
 
     Heads that the op makes irrelevant take their placeholders; choices may be any numbers.
     """
     legal = ~illegal_heads(action, masks).any(-1)
     op = torch.where(legal, action.op, Op.WAIT)
-    relevant = relevant_heads(op).unbind(-1)
     allowed = head_masks(masks, op)
     heads = {
         name: torch.where(matters, action.get(name), first_choice(allowed[name]))
-        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
+        for matters, name in zip(relevant_heads(op).unbind(-1), HEAD_NAMES, strict=True)
     }
     return Action.from_dict(heads | {"op": op}, batch_size=op.shape), legal

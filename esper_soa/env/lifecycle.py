@@ -4,33 +4,23 @@ env/step.py calls `record_accuracy`, `apply` and `tick` in this order, and the g
 A seed's weights are frozen exactly while `ramp.mode` is DOWN.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from esper_soa import vocabulary
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
 from esper_soa.env.own_settings import steps_by_slot
-from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, initial_values
-from esper_soa.vocabulary import (
-    ALPHA_TARGETS,
-    CURVE_CHOICES,
-    CURVE_STEEPNESS,
-    RAMP_STEEPNESS,
-    SPEED_STEPS,
-    STYLE_BLEND,
-    STYLE_CURVE,
-    TEMPO_STEPS,
-    AlphaMode,
-    Op,
-    Stage,
-)
+from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Slots, initial_values, set_where
+from esper_soa.vocabulary import AlphaMode, Op, Stage
 
 ALPHA_TOLERANCE = 1e-6  # alphas closer than this count as equal
 EMPTY_SLOT = initial_values(Slots)
+SEED_FLAGS = ("germination_known", "gradient_ratio_known", "drip_live", "newborn")
+WITHOUT_SEED = {name: EMPTY_SLOT[name] for name in ("escrow", *SEED_FLAGS)}
 IDLE_RAMP = initial_values(Ramp)
 RESTING_RAMP = {name: IDLE_RAMP[name] for name in ("alpha", "start", "target", "mode")}
 
@@ -64,8 +54,7 @@ def is_at_target(ramp: Ramp) -> Tensor:
 
 
 def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
-    """Judge the quality gates G1, G2, G3 and G5 as if every slot asked for each of them; G0 and G4
-    do not exist here.
+    """Judge the quality gates as if every slot asked for each of them; G0 and G4 do not exist here.
 
     Permissive gates ask for healthy gradients (G2) and any measured contribution, even a negative
     one (G5); strict gates ask for improvement and gradient share (G2), time in BLENDING (G3) and a
@@ -91,16 +80,12 @@ def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
     The first record of a seed is also its initial accuracy and that of its stage. Cooling slots are
     not counted here: the embargo counts once per env-step, in `tick`.
     """
-    live = slots.live
     accuracy = accuracy.unsqueeze(-1)
-    first = live & (slots.seed_age == 0)
-    return slots.replace(
-        accuracy_initial=torch.where(first, accuracy, slots.accuracy_initial),
-        accuracy_stage_start=torch.where(first, accuracy, slots.accuracy_stage_start),
-        accuracy_current=torch.where(live, accuracy, slots.accuracy_current),
-        seed_age=slots.seed_age + live,
-        stage_age=slots.stage_age + live,
-    )
+    first = slots.seed_age == 0
+    starts = ("accuracy_initial", "accuracy_stage_start")
+    values = {name: torch.where(first, accuracy, slots.get(name)) for name in starts}
+    values |= {"seed_age": slots.seed_age + 1, "stage_age": slots.stage_age + 1}
+    return set_where(slots, slots.live, values | {"accuracy_current": accuracy})
 
 
 def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
@@ -152,12 +137,12 @@ def decode(action: Action, op: Tensor) -> Orders:
         op=op,
         blueprint=action.blueprint.unsqueeze(-1),
         style=style,
-        tempo=_pick(action.tempo.unsqueeze(-1), TEMPO_STEPS),
-        blend=_pick(style, STYLE_BLEND),
-        target=_pick(action.alpha_target.unsqueeze(-1), ALPHA_TARGETS),
-        length=_pick(action.alpha_speed.unsqueeze(-1), SPEED_STEPS),
-        curve=_pick(curve, CURVE_CHOICES),
-        steepness=_pick(curve, CURVE_STEEPNESS),
+        tempo=_pick(action.tempo.unsqueeze(-1), vocabulary.TEMPO_STEPS),
+        blend=_pick(style, vocabulary.STYLE_BLEND),
+        target=_pick(action.alpha_target.unsqueeze(-1), vocabulary.ALPHA_TARGETS),
+        length=_pick(action.alpha_speed.unsqueeze(-1), vocabulary.SPEED_STEPS),
+        curve=_pick(curve, vocabulary.CURVE_CHOICES),
+        steepness=_pick(curve, vocabulary.CURVE_STEEPNESS),
     )
 
 
@@ -183,8 +168,13 @@ def execute_orders(
     advanced_stage = advance_stage(stage, gates)
     advanced = where_op[Op.ADVANCE] & (advanced_stage != stage)
     fossilized = where_op[Op.FOSSILIZE] & gates.g5
-    aimed = where_op[Op.SET_ALPHA_TARGET] & at_rest(ramp.mode) & (orders.target > 0)
-    is_removed, fading = _split_prunes(slots, ramp, where_op[Op.PRUNE], orders.length)
+    is_resting = at_rest(ramp.mode)
+    aimed = where_op[Op.SET_ALPHA_TARGET] & is_resting & (orders.target > 0)
+    # a pruned seed goes at once, or first fades out where its stage has ramps
+    at_once = (orders.length <= 0) | (slots.alpha <= 0)
+    has_ramp = stage_allows(Op.SET_ALPHA_TARGET, stage)
+    is_removed = where_op[Op.PRUNE] & (at_once | (is_resting & ~has_ramp))
+    fading = where_op[Op.PRUNE] & ~at_once & is_resting & has_ramp
 
     reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1 - ALPHA_TOLERANCE))
     stage = torch.where(advanced, advanced_stage, stage)
@@ -211,35 +201,20 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
     return following
 
 
-def _split_prunes(slots: Slots, ramp: Ramp, where: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice, of the seeds `where`: removed at once (length 0, not blending yet, or a
-    stage without ramps); fading out first, in `length` ticks.
-    """
-    at_once = (length <= 0) | (slots.alpha <= 0)
-    has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
-    is_resting = at_rest(ramp.mode)
-    is_removed = where & (at_once | (is_resting & ~has_ramp))
-    return is_removed, where & ~at_once & is_resting & has_ramp
-
-
 def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> Slots:
     """Put a new seed into the empty slots `where`; the tick that emptied them cleared them.
 
     Style and tempo wait for BLENDING; the style GATED_GATE brings the blend GATE with it.
     """
-    return slots.replace(
-        stage=torch.where(where, Stage.GERMINATED, slots.stage),
-        previous_stage=torch.where(where, Stage.DORMANT, slots.previous_stage),
-        blueprint=torch.where(where, orders.blueprint, slots.blueprint),
-        blend=torch.where(where, orders.blend, slots.blend),
-        style=torch.where(where, orders.style, slots.style),
-        tempo=torch.where(where, orders.tempo, slots.tempo),
-        alpha_goal=torch.where(where, orders.target, slots.alpha_goal),
-        accuracy_germination=torch.where(where, accuracy.unsqueeze(-1), slots.accuracy_germination),
-        germination_known=slots.germination_known | where,
-        newborn=slots.newborn | where,
-        fresh_momentum=slots.fresh_momentum | where,
-    )
+    ordered = {name: getattr(orders, name) for name in ("blueprint", "blend", "style", "tempo")}
+    flags = dict.fromkeys(("germination_known", "newborn", "fresh_momentum"), True)
+    values = {
+        "stage": Stage.GERMINATED,
+        "previous_stage": Stage.DORMANT,
+        "alpha_goal": orders.target,
+        "accuracy_germination": accuracy.unsqueeze(-1),
+    }
+    return set_where(slots, where, ordered | flags | values)
 
 
 def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
@@ -249,8 +224,7 @@ def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
 
 
 def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
-    """Put every slot into `stage` (int64 [N, S]; its present stage = stay), with all that entering
-    it brings.
+    """Put every slot into `stage` int64 [N, S], or leave it in its own, with all that this brings.
 
     BLENDING from TRAINING starts the first ramp; HOLDING and FOSSILIZED have alpha 1; PRUNED has
     alpha 0; a fossil starts with fresh momentum. BLENDING from HOLDING touches nothing but the
@@ -274,13 +248,13 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
         fresh_momentum=slots.fresh_momentum | fossil,
         germination_known=slots.germination_known & ~fossil,
     )
-    steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
-    curve = _pick(slots.style, STYLE_CURVE)
+    steepness = torch.full_like(ramp.steepness, vocabulary.RAMP_STEEPNESS)
+    curve = _pick(slots.style, vocabulary.STYLE_CURVE)
     ramp = retarget(ramp, blending, slots.alpha_goal, slots.tempo, curve, steepness)
-    ramp = _set(ramp, holding, RESTING_RAMP | {"alpha": 1.0, "start": 1.0, "target": 1.0})
+    ramp = set_where(ramp, holding, RESTING_RAMP | {"alpha": 1.0, "start": 1.0, "target": 1.0})
     done = torch.where(holding, ramp.length, ramp.done)
     ramp = ramp.replace(done=done, alpha=torch.where(fossil, 1.0, ramp.alpha))
-    return slots, _set(ramp, pruned, RESTING_RAMP | {"length": 0, "done": 0})
+    return slots, set_where(ramp, pruned, RESTING_RAMP | {"length": 0, "done": 0})
 
 
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
@@ -316,9 +290,8 @@ def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: Gat
     has_faded = is_at_target(ramp) & (ramp.target <= ALPHA_TOLERANCE)
     stage = torch.where((stage_before == Stage.BLENDING) & has_faded, Stage.PRUNED, stage)
     stage = torch.where(stage_before == Stage.PRUNED, Stage.EMBARGOED, stage)
-    old_enough = slots.stage_age >= steps_by_slot(cfg.embargo_steps)
-    has_served = (stage_before == Stage.EMBARGOED) & old_enough
-    stage = torch.where(has_served, Stage.RESETTING, stage)
+    has_served = slots.stage_age >= steps_by_slot(cfg.embargo_steps)
+    stage = torch.where((stage_before == Stage.EMBARGOED) & has_served, Stage.RESETTING, stage)
     return torch.where(stage_before == Stage.RESETTING, Stage.EMPTY, stage)
 
 
@@ -327,18 +300,6 @@ def _reset_empty_slots(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
 
     Blueprint and telemetry of a pruned seed stay readable until its slot is empty.
     """
-    live = slots.live
     empty = slots.empty
-    slots = slots.replace(
-        escrow=torch.where(live, slots.escrow, 0.0),
-        germination_known=slots.germination_known & live,
-        gradient_ratio_known=slots.gradient_ratio_known & live,
-        drip_live=slots.drip_live & live,
-        newborn=slots.newborn & live,
-    )
-    return _set(slots, empty, EMPTY_SLOT), _set(ramp, empty, IDLE_RAMP)
-
-
-def _set(record: Record, where: Tensor, values: Mapping[str, float]) -> Record:
-    fields = {name: torch.where(where, value, record.get(name)) for name, value in values.items()}
-    return record.replace(**fields)  # type: ignore[no-any-return]
+    slots = set_where(slots, ~slots.live, WITHOUT_SEED)
+    return set_where(slots, empty, EMPTY_SLOT), set_where(ramp, empty, IDLE_RAMP)

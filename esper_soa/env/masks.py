@@ -12,16 +12,7 @@ from esper_soa.config.env import LifecycleConfig
 from esper_soa.config.ranges import EnvNumber
 from esper_soa.env.own_settings import steps_by_slot
 from esper_soa.state import Masks, Ramp, Slots, stage_in
-from esper_soa.vocabulary import (
-    DETAIL_HEADS,
-    LIVE_STAGES,
-    OP_NAMES,
-    AlphaMode,
-    Blueprint,
-    Head,
-    Op,
-    Stage,
-)
+from esper_soa.vocabulary import DETAIL_HEADS, OP_NAMES, AlphaMode, Blueprint, Head, Op, Stage
 
 # A seed in one of them, not yet blending or on its way out, blocks germination in every slot of its
 # env.
@@ -34,8 +25,7 @@ ADVANCES = (
     (Stage.TRAINING, Stage.BLENDING),
     (Stage.BLENDING, Stage.HOLDING),
 )
-# The table [op, stage], as the stages in which an op means something; WAIT does in all.
-LEGAL_STAGES = {
+LEGAL_STAGES = {  # the stages in which an op means something; WAIT does in all
     Op.GERMINATE: (Stage.EMPTY,),
     Op.SET_ALPHA_TARGET: (Stage.BLENDING, Stage.HOLDING),
     Op.PRUNE: (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING),
@@ -66,10 +56,9 @@ def slot_allows(
     old_enough = seed_age >= steps_by_slot(min_prune_age)
     extra = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: old_enough & resting}
     everywhere = torch.ones_like(resting)
-    allowed = [everywhere]  # WAIT
-    for op in range(1, len(OP_NAMES)):
-        allowed.append(stage_allows(op, stage) & extra.get(op, everywhere))
-    return torch.stack(allowed, dim=-2)
+    ops = range(Op.WAIT + 1, len(OP_NAMES))
+    allowed = [stage_allows(op, stage) & extra.get(op, everywhere) for op in ops]
+    return torch.stack([everywhere, *allowed], dim=-2)
 
 
 def action_masks(
@@ -81,7 +70,7 @@ def action_masks(
     max_seeds: live seeds, fossils included, from which on GERMINATE is masked; 0 = unlimited.
     """
     stage = slots.stage
-    num_seeds = stage_in(stage, LIVE_STAGES).sum(-1, keepdim=True)
+    num_seeds = slots.live.sum(-1, keepdim=True)
     has_unsettled = stage_in(stage, UNSETTLED_STAGES).any(-1, keepdim=True)
     by_env = [torch.ones_like(has_unsettled)] * len(OP_NAMES)
     by_env[Op.GERMINATE] = ~has_unsettled & ((num_seeds < max_seeds) | (max_seeds == 0))

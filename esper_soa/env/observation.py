@@ -85,8 +85,7 @@ def alpha_velocity(ramp: Ramp) -> Tensor:
 def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_steps: int) -> Tensor:
     """float64 [N, 23]: progress, losses and accuracies, stage shares, last action.
 
-    num_recorded: int64 [N], entries of the histories that hold; older ones read UNKNOWN. stage:
-    int64 [N, S].
+    num_recorded: int64 [N], entries of the histories that hold; older ones read UNKNOWN.
     """
     lag = torch.arange(OBSERVED_HISTORY - 1, -1, -1, device=stage.device)
     recorded = lag < num_recorded.unsqueeze(-1)
@@ -114,13 +113,12 @@ def slot_features(slots: Slots, ramp: Ramp, speed: Tensor, left: Tensor, max_ste
     speed: float64 [N, S], alpha per tick; left: int64 [N, S], ticks until the ramp arrives.
     """
     float_type = slots.alpha.dtype
-    stages = [slots.stage == stage for stage in OBSERVED_STAGES]
     freshness = FRESHNESS_DECAY ** slots.contribution_age.to(float_type)
     measured = slots.gradient_measured
     norm = _symlog(slots.gradient_norm) / SYMLOG_SCALE
     features = (
         ~slots.empty,
-        *stages,
+        *(slots.stage == stage for stage in OBSERVED_STAGES),
         slots.alpha,
         _points(slots.contribution),
         _points(slots.contribution_velocity),

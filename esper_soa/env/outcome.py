@@ -25,8 +25,7 @@ class Outcomes(NamedTuple):
     """One finished episode per env, [N]."""
 
     accuracy: Tensor  # float64, percent, every seed on, measured before the last action took effect
-    # Float64, trainable parameters of host and live seeds over those of the host.
-    param_ratio: Tensor
+    param_ratio: Tensor  # float64, trainable parameters of host and live seeds over the host's
     stability: Tensor  # float64, (0, 1]
     reward: Tensor  # float64, sum of raw rewards
     success: Tensor  # bool, accuracy of at least SUCCESS_ACCURACY
@@ -35,8 +34,7 @@ class Outcomes(NamedTuple):
     fossilized: Tensor  # int64
     contributing: Tensor  # int64, fossils that gained at least 1 point
     pruned: Tensor  # int64
-    # Int64, seeds that the end of the episode found neither fossilised nor pruned.
-    unfinished: Tensor
+    unfinished: Tensor  # int64, seeds that the end found neither fossilised nor pruned
     num_steps: Tensor  # int64
 
 
@@ -102,8 +100,7 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     num_steps: int64 [N], rewards received in the episode. The variance is that of a population.
     """
     window = rewards.shape[1]
-    place = torch.arange(window, device=rewards.device)
-    valid = place >= window - num_steps.unsqueeze(1)
+    valid = torch.arange(window, device=rewards.device) >= window - num_steps.unsqueeze(1)
     count = valid.sum(1)
     mean = torch.where(valid, rewards, 0.0).sum(1) / count.clamp(min=1)
     squares = torch.where(valid, (rewards - mean.unsqueeze(1)).square(), 0.0).sum(1)
@@ -139,14 +136,12 @@ def pareto_front(accuracy: Tensor, stability: Tensor, param_ratio: Tensor) -> Te
 def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
     """Area that the points [M] dominate between accuracy 0 and param_ratio HYPERVOLUME_RATIO.
 
-    Swept in the order of falling accuracy: each point adds a strip from its ratio up to the
-    smallest ratio so far.
+    Swept by falling accuracy: each point adds a strip from its ratio up to the smallest so far.
     """
     counts = (accuracy > 0) & (param_ratio < HYPERVOLUME_RATIO)
     height, order = torch.where(counts, accuracy, 0.0).sort(descending=True)
     ratio = torch.where(counts, param_ratio, HYPERVOLUME_RATIO)[order]
-    start = torch.full_like(ratio[:1], HYPERVOLUME_RATIO)
-    best_ratio = torch.cat((start, ratio)).cummin(0).values
+    best_ratio = torch.cat((torch.full_like(ratio[:1], HYPERVOLUME_RATIO), ratio)).cummin(0).values
     return (height * (best_ratio[:-1] - best_ratio[1:])).sum()
 
 

@@ -25,9 +25,7 @@ def config_of_envs(cfg: Config, values: Mapping[str, Tensor]) -> Config:
     """`cfg` with tensors, by dotted name, in place of its own fields that differ by env."""
     fields = {name.removeprefix(cfg.path): value for name, value in values.items()}
     own = {name: value for name, value in fields.items() if "." not in name}
-    if not own:
-        return cfg
-    cfg = copy(cfg)
-    for name, value in own.items():
-        setattr(cfg, name, value)
+    if own:
+        cfg = copy(cfg)
+        vars(cfg).update(own)
     return cfg

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.state import STATE_FLOAT, ParameterCounts, Slots, Totals, stage_in
+from esper_soa.state import STATE_FLOAT, ParameterCounts, Slots, stage_in
 from esper_soa.vocabulary import Blend, Stage
 
 GATE_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -19,12 +19,6 @@ def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
     """FLOP of training on one image: float64 [N], of host, running seeds and their gates."""
     each = _per_slot(slots, costs.seed, costs.gate)
     return costs.host + torch.where(slots.running, each, 0.0).sum(1)
-
-
-def record_flop(totals: Totals, slots: Slots, costs: TrainingFlop) -> Totals:
-    """The totals with the training of an env-step of these slots."""
-    flop = totals.train_flop + flop_per_image(slots, costs)
-    return totals.replace(train_flop=flop)  # type: ignore[no-any-return]
 
 
 def _per_slot(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:

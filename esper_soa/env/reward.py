@@ -7,6 +7,7 @@ it.
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -103,10 +104,9 @@ def reward_of_envs(cfg: RewardConfig, values: Mapping[str, Tensor]) -> RewardCon
     """`cfg` with tensors in place of what differs, in its part `loss` too."""
     loss = config_of_envs(cfg.loss, values)
     cfg = config_of_envs(cfg, values)
-    if loss is cfg.loss:
-        return cfg
-    cfg = copy(cfg)
-    cfg.loss = loss
+    if loss is not cfg.loss:
+        cfg = copy(cfg)
+        cfg.loss = loss
     return cfg
 
 
@@ -120,40 +120,41 @@ def reward_inputs(
     contribution = torch.where(known, attribution.contribution, 0.0)
     effective, shock = rent_and_shock(slots, settings)
     germinated = torch.where(slots.germination_known, slots.accuracy_germination, 0.0)
-    fields = {name: slots.get(name) for name in SAME} | {
-        "has_seed": slots.live,
-        "target": target_slot(action, slots.stage.shape[1]),
-        "improvement": slots.improvement,
-        "improvement_known": slots.live,
-        "contribution": contribution,
-        "contribution_known": known,
-        "interaction_sum": attribution.interaction_sum,
-        "accuracy_germination": germinated,
-        "drip_left": slots.drip_total - slots.drip_paid,
-        "drip_contribution": contribution,
-        "op": op,
-        "val_accuracy": signals.val_accuracy,
-        "stable_accuracy": stable_accuracy(signals, settings.config.escrow_stable_window),
-        "accuracy_delta": signals.accuracy_delta,
-        "val_loss": signals.val_loss,
-        "loss_delta": -signals.loss_delta,
-        "total": torch.where(attribution.total_known, attribution.total, 0.0),
-        "total_known": attribution.total_known,
-        "committed_accuracy": attribution.committed,
-        "effective_params": effective,
-        "alpha_delta_sq": shock,
-        "total_params": total_params(slots, settings.counts),
-        "host_params": torch.full_like(signals.val_accuracy, settings.counts.host),
-        "fossilized_params": fossilized_params(slots, settings.counts),
-        "num_active": stage_in(slots.stage, ACTIVE_STAGES).sum(1),
-        "num_fossilized": state.totals.fossilized,
-        "num_contributing": state.totals.contributing,
-        "step": signals.step,
-        "max_steps": torch.zeros_like(signals.step) + settings.max_steps,
-        "train_flop": state.totals.train_flop,
-        "host_flop": signals.step.to(STATE_FLOAT) * max(1.0, settings.flop.host),
-    }
-    return RewardInputs(**fields, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
+    return RewardInputs(
+        **{name: slots.get(name) for name in SAME},  # type: ignore[arg-type]
+        has_seed=slots.live,
+        target=target_slot(action, slots.stage.shape[1]),
+        improvement=slots.improvement,
+        improvement_known=slots.live,
+        contribution=contribution,
+        contribution_known=known,
+        interaction_sum=attribution.interaction_sum,
+        accuracy_germination=germinated,
+        drip_left=slots.drip_total - slots.drip_paid,
+        drip_contribution=contribution,
+        op=op,
+        val_accuracy=signals.val_accuracy,
+        stable_accuracy=stable_accuracy(signals, settings.config.escrow_stable_window),
+        accuracy_delta=signals.accuracy_delta,
+        val_loss=signals.val_loss,
+        loss_delta=-signals.loss_delta,
+        total=torch.where(attribution.total_known, attribution.total, 0.0),
+        total_known=attribution.total_known,
+        committed_accuracy=attribution.committed,
+        effective_params=effective,
+        alpha_delta_sq=shock,
+        total_params=total_params(slots, settings.counts),
+        host_params=torch.full_like(signals.val_accuracy, settings.counts.host),
+        fossilized_params=fossilized_params(slots, settings.counts),
+        num_active=stage_in(slots.stage, ACTIVE_STAGES).sum(1),
+        num_fossilized=state.totals.fossilized,
+        num_contributing=state.totals.contributing,
+        step=signals.step,
+        max_steps=torch.zeros_like(signals.step) + settings.max_steps,
+        train_flop=state.totals.train_flop,
+        host_flop=signals.step.to(STATE_FLOAT) * max(1.0, settings.flop.host),
+        batch_size=state.batch_size,
+    )
 
 
 def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tensor]:
@@ -244,7 +245,7 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
 
 def pairs(num_slots: int) -> list[tuple[int, int]]:
     """The P = S (S - 1) / 2 pairs of slots, in the order of the boosts."""
-    return [(low, high) for low in range(num_slots) for high in range(low + 1, num_slots)]
+    return [*combinations(range(num_slots), 2)]
 
 
 def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
@@ -259,19 +260,16 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
 
 
 def hindsight_credit(boosts: Tensor, fossil: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
-    """Credit float64 [N] for all boosts to the seeds in `fossil` (bool [N, S]), fossilised at
-    env-step `step` [N].
+    """Credit float64 [N] for boosts to the seeds `fossil` (bool [N, S]), fossilised at `step` [N].
 
     A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that
     is positive, counts HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA
-    ** (step - t); the sum is capped. Pairs without the fossil are masked, not left out: that
-    is one pass over the boosts.
+    ** (step - t); the sum is capped. Pairs without the fossil are masked: that is one pass.
     """
     num_slots = fossil.shape[1]
     if num_slots < 2:
         return torch.zeros_like(improvement)
-    helped = [fossil[:, low] | fossil[:, high] for low, high in pairs(num_slots)]
-    is_helped = torch.stack(helped, 1)
+    is_helped = torch.stack([fossil[:, low] | fossil[:, high] for low, high in pairs(num_slots)], 1)
     gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
     scale = torch.where(is_helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
     # A running product is computed once; a power would be fused into the pass over the boosts and

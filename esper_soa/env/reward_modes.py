@@ -33,8 +33,7 @@ RANSOM_CONTRIBUTION = 0.1
 class RewardTerms(TensorClass["tensor_only", "frozen"]):
     """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
 
-    # What the seeds earned by their contributions; escrow: the moves of the escrow.
-    attribution: Tensor
+    attribution: Tensor  # what seeds earned by their contributions; escrow: moves of the escrow
     ratio_penalty: Tensor  # contribution that the total does not support
     blending_warning: Tensor
     holding_warning: Tensor
@@ -65,14 +64,10 @@ def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
 
     Raises ValueError for a name that RewardTerms lacks.
     """
-    unknown = sorted(set(parts).difference(REWARD_TERMS))
+    unknown = ", ".join(sorted(set(parts).difference(REWARD_TERMS)))
     if unknown:
-        problem = "the total would pay what no table shows"
-        raise ValueError(f"RewardTerms has no {', '.join(unknown)}: {problem}")
-    total = terms.total
-    for part in parts.values():
-        total = total + part
-    return terms.replace(**parts, total=total)  # type: ignore[no-any-return]
+        raise ValueError(f"RewardTerms has no {unknown}: the total would pay what no table shows")
+    return terms.replace(**parts, total=sum(parts.values(), start=terms.total))  # type: ignore[no-any-return]
 
 
 def no_terms(like: Tensor) -> RewardTerms:
@@ -88,14 +83,12 @@ def score(
 
     own: what the mode is where it is a user's; settings of the package's modes do not touch it.
     With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it
-    is not the target of the action; with "target" only the target slot does. Terms of the op itself
-    are always the target's.
+    is not the target; with "target" the target alone does. Terms of the op are always the target's.
     """
-    paid = MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
-    parts, mode_readings = paid
+    parts, readings = MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
     zero = torch.zeros_like(inputs.contribution)
     unread = SlotReadings(inputs.escrow, zero, zero, torch.zeros_like(inputs.drip_scale))
-    return add_terms(no_terms(inputs.val_accuracy), parts), unread._replace(**mode_readings)
+    return add_terms(no_terms(inputs.val_accuracy), parts), unread._replace(**readings)
 
 
 def is_scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -156,8 +149,7 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     credit = torch.where(is_scored(inputs, cfg), inputs.escrow + move, inputs.escrow)
     attribution = torch.where(_is_refused(inputs), 0.0, move + weighted)
     zeros = torch.zeros_like(attribution)
-    parts = _contribution(inputs, cfg, attribution, zeros, undiscounted)
-    return parts, {"escrow_next": credit}
+    return _contribution(inputs, cfg, attribution, zeros, undiscounted), {"escrow_next": credit}
 
 
 def _is_refused(inputs: RewardInputs) -> Tensor:
@@ -216,8 +208,7 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
         shaping = torch.where(op == Op.PRUNE, pruned, term.seed_shaping(inputs, cfg))
         parts["pbrs_bonus"] = sum_scored(shaping, inputs, cfg)
     pool = torch.where(op == Op.FOSSILIZE, pool, 0.0)
-    steps_left = (inputs.max_steps - inputs.step).clamp(min=cfg.min_drip_steps)
-    scale = pool / column(steps_left)
+    scale = pool / column((inputs.max_steps - inputs.step).clamp(min=cfg.min_drip_steps))
     return parts, {"drip_total": pool, "drip_scale": scale, "drip_payment": payment}
 
 
@@ -278,8 +269,7 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     change = change.clamp(-loss.max_loss_delta, loss.max_loss_delta)
     change = torch.where(change > 0, change * loss.regression_penalty_scale, change)
     growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=1)
-    weight = amount(loss.compute_rent_weight)
-    rent = term.growth_rent(growth, weight, loss.max_rent_penalty)
+    rent = term.growth_rent(growth, amount(loss.compute_rent_weight), loss.max_rent_penalty)
     grace = (is_scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
     shaping = term.shaping(*map(term.stage_potential, (inputs.previous_stage, inputs.stage)))
     shaping = torch.where(inputs.has_seed, loss.stage_potential_weight * shaping, 0.0)

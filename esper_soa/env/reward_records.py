@@ -25,14 +25,11 @@ class RewardSettings(NamedTuple):
     # Env-steps per episode, int64 [N] where envs have their own; the last pays the terminal terms.
     max_steps: int | Tensor
     own: "UserReward | None" = None  # that of a user's, where config.mode names one
-    # Where envs are paid by several modes; config.mode is then none of them.
-    split: "RewardSplit | None" = None
+    split: "RewardSplit | None" = None  # envs are paid by its modes; config.mode is none of them
 
     @property
     def ends_terminate(self) -> bool | Tensor:
-        """Whether nothing follows the planned end of an episode, see RewardConfig.episode_end; bool
-        [N] where modes of the envs differ.
-        """
+        """Whether nothing follows an episode's planned end; bool [N] where modes of envs differ."""
         if self.split is not None:
             own = torch.tensor([bool(one.ends_terminate) for one in self.split.settings])
             return own.to(self.split.place.device)[self.split.place]
@@ -99,8 +96,7 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
     total_params: Tensor
     host_params: Tensor
     fossilized_params: Tensor
-    # Int64, slots with a seed or its remains, fossils and just pruned ones apart.
-    num_active: Tensor
+    num_active: Tensor  # int64, slots with a seed or its remains, not fossils or just pruned ones
     num_fossilized: Tensor  # int64
     num_contributing: Tensor  # int64
     step: Tensor  # int64, 1-based
@@ -113,8 +109,7 @@ class UserReward(NamedTuple):
     """A user's reward function; see user_reward.py."""
 
     name: str
-    # The reward [N], or terms [N] by name.
-    function: Callable[[RewardInputs], Tensor | Mapping[str, Tensor]]
+    function: Callable[[RewardInputs], Tensor | Mapping[str, Tensor]]  # the reward or terms, [N]
 
 
 class SlotReadings(NamedTuple):

@@ -14,8 +14,7 @@ from esper_soa.env.reward_records import RewardInputs
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
 
-# Potential of a stage, in reward units; every other stage has 0.
-STAGE_POTENTIALS = (
+STAGE_POTENTIALS = (  # potentials of stages, in reward units; others have 0
     (Stage.GERMINATED, 1.0),
     (Stage.TRAINING, 2.0),
     (Stage.BLENDING, 3.5),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import SignalsConfig
-from esper_soa.state import HISTORY, Attribution, GradientStats, Measurements, Signals, Slots
+from esper_soa.state import Attribution, GradientStats, Measurements, Signals, Slots, set_where
 
 VELOCITY_MEMORY = 0.7  # weight of the past in the moving average of a contribution's change
 RATIO_MEMORY = 0.9  # weight of the past in the moving average of the gradient ratio
@@ -26,7 +26,6 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
     loss_known = (signals.step > 0) & (signals.val_loss > 0)  # 0 = no finite loss so far
     loss_delta = torch.where(loss_known, signals.val_loss - val_loss, 0.0)
     accuracy_delta = val_accuracy - signals.val_accuracy
-    small_gain = accuracy_delta < cfg.plateau_threshold
     # stable env-steps in a row, and the latch that closes after enough
     is_measurable = signals.val_loss > MIN_PREVIOUS_LOSS
     change = loss_delta / torch.where(is_measurable, signals.val_loss, 1.0)
@@ -45,7 +44,7 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
         accuracy_delta=accuracy_delta,
         loss_history=_push(signals.loss_history, val_loss),
         accuracy_history=_push(signals.accuracy_history, val_accuracy),
-        plateau=torch.where(small_gain, signals.plateau + 1, 0),
+        plateau=torch.where(accuracy_delta < cfg.plateau_threshold, signals.plateau + 1, 0),
         stable_count=count,
         stabilized=signals.stabilized | (count >= cfg.stabilization_steps),
     )
@@ -54,10 +53,9 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
 def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
     """Slots with this env-step's contributions and interactions; none for unmeasured seeds."""
     measured = attribution.measured
-    live = slots.live
     change = attribution.contribution - slots.contribution
     velocity = VELOCITY_MEMORY * slots.contribution_velocity + (1.0 - VELOCITY_MEMORY) * change
-    unmeasured = torch.where(live, 0.0, slots.interaction_sum)
+    unmeasured = torch.where(slots.live, 0.0, slots.interaction_sum)
     again = measured & slots.contribution_known
     return slots.replace(
         contribution=torch.where(measured, attribution.contribution, slots.contribution),
@@ -75,20 +73,15 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     that is not finite is kept as 0: health 0 and the exploding flag say what happened.
     """
     measured = stats.measured
-    zeros = torch.zeros_like(slots.gradient_norm)
-    ratio_measured = measured & torch.isfinite(stats.ratio)
+    finite = torch.isfinite(stats.ratio)
     average = RATIO_MEMORY * slots.gradient_ratio + (1.0 - RATIO_MEMORY) * stats.ratio
     ratio = torch.where(slots.gradient_ratio_known, average, stats.ratio)
-    health = _finite_or(stats.health, zeros)
-    return slots.replace(
-        gradient_norm=torch.where(measured, _finite_or(stats.l2, zeros), slots.gradient_norm),
-        gradient_health=torch.where(measured, health, slots.gradient_health),
-        gradient_vanishing=torch.where(measured, stats.vanishing, slots.gradient_vanishing),
-        gradient_exploding=torch.where(measured, stats.exploding, slots.gradient_exploding),
-        gradient_measured=slots.gradient_measured | measured,
-        gradient_ratio=torch.where(ratio_measured, ratio, slots.gradient_ratio),
-        gradient_ratio_known=slots.gradient_ratio_known | ratio_measured,
-    )
+    norm, health = (_finite_or(one, torch.zeros_like(one)) for one in (stats.l2, stats.health))
+    known = {"gradient_norm": norm, "gradient_health": health, "gradient_measured": measured}
+    known |= {"gradient_vanishing": stats.vanishing, "gradient_exploding": stats.exploding}
+    known |= {"gradient_ratio": torch.where(finite, ratio, slots.gradient_ratio)}
+    known |= {"gradient_ratio_known": slots.gradient_ratio_known | finite}
+    return set_where(slots, measured, known)
 
 
 def age_memories(slots: Slots) -> Slots:
@@ -106,11 +99,11 @@ def age_memories(slots: Slots) -> Slots:
 
 def stable_accuracy(signals: Signals, window: int) -> Tensor:
     """float64 [N]: smallest of the last `window` accuracies (at most HISTORY); 0 before any."""
-    window = min(window, HISTORY)
-    places = torch.arange(HISTORY - window, HISTORY, device=signals.step.device)
-    recorded = places >= HISTORY - signals.step.unsqueeze(-1)
-    recent = torch.where(recorded, signals.accuracy_history[:, HISTORY - window :], torch.inf)
-    return torch.where(signals.step > 0, recent.amin(-1), 0.0)
+    recent = signals.accuracy_history[:, -window:]
+    lag = torch.arange(recent.shape[1], 0, -1, device=recent.device)
+    recorded = lag <= signals.step.unsqueeze(-1)
+    smallest = torch.where(recorded, recent, torch.inf).amin(-1)
+    return torch.where(signals.step > 0, smallest, 0.0)
 
 
 def _push(history: Tensor, value: Tensor) -> Tensor:

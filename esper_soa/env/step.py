@@ -21,7 +21,7 @@ from esper_soa.env.governor import PanicReason, allow_only_wait, discard_panicke
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.own_settings import config_of_envs
-from esper_soa.env.parameters import record_flop
+from esper_soa.env.parameters import flop_per_image
 from esper_soa.env.reward import pairs, record_boosts, reward, settings_of_envs, settle_fossils
 from esper_soa.env.reward_modes import RewardTerms, no_terms
 from esper_soa.env.reward_records import RewardSettings
@@ -71,8 +71,7 @@ class EnvRules(NamedTuple):
     reward: RewardSettings
     blueprints: Tensor  # bool [P], by code, what may be germinated
     max_seeds: int  # 0 = as many as slots
-    # Int64 [P, S], orders of arrival for sampled Shapley values; None = none.
-    shapley_orders: Tensor | None = None
+    shapley_orders: Tensor | None = None  # int64 [P, S], of arrival, for sampled Shapley values
     early_stop: env.EarlyStopConfig = env.EarlyStopConfig()
     # Dotted names of settings: those of which each env has its own; of them and others, those that
     # the policy sees; those whose values the kernels are given.
@@ -134,7 +133,7 @@ def initial_state(rules: EnvRules, num_envs: int, device: torch.device) -> EnvSt
     rollbacks = torch.zeros(num_envs, env.NUM_REASONS, dtype=torch.int64, device=device)
     # float32, as this is by far the largest part of the env state, copied at every env-step
     boosts = torch.zeros(num_envs, len(pairs(num_slots)), rules.max_steps, device=device)
-    state = EnvState(
+    return EnvState(
         slots=initial(Slots, (num_envs, num_slots), device),
         ramp=initial(Ramp, (num_envs, num_slots), device),
         signals=initial(Signals, envs, device, loss_history=history, accuracy_history=history),
@@ -143,8 +142,7 @@ def initial_state(rules: EnvRules, num_envs: int, device: torch.device) -> EnvSt
         ending=initial(Ending, envs, device),
         boosts=boosts,
         batch_size=[num_envs],
-    )
-    return state.clone()
+    ).clone()
 
 
 def measure_(
@@ -223,7 +221,8 @@ def record_and_observe(
     slots = record_attribution(state.slots, attribution)
     slots = lifecycle.record_accuracy(slots, signals.val_accuracy)
     slots = record_gradients(slots, measured.gradients)
-    totals = record_flop(state.totals, before.slots, rules.reward.flop)
+    flop = state.totals.train_flop + flop_per_image(before.slots, rules.reward.flop)
+    totals = state.totals.replace(train_flop=flop)
     state = state.replace(slots=slots, signals=signals, totals=totals)
     state = record_boosts(state, attribution)
     if ended is not None:
@@ -238,8 +237,7 @@ def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, 
     own = dict(zip(rules.kernel_settings, values, strict=True))
     limits = config_of_envs(rules.lifecycle, own)
     masks = action_masks(state.slots, state.ramp, rules.blueprints, rules.max_seeds, limits)
-    observed = [own[name] for name in rules.observed]
-    return masks, observe(state, rules.max_steps, observed)
+    return masks, observe(state, rules.max_steps, [own[name] for name in rules.observed])
 
 
 def apply_action(
@@ -282,17 +280,15 @@ def _apply_in_all_envs(
     due = state.guard.snapshot_due | (outcome.fossilized & ~panic)
     guard = state.guard.replace(snapshot_due=due)
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
-    if known_false(panic):
-        return StepResult(_count(before, state, outcome), terms, outcome)
-    restored, penalty = roll_back(before, rules.governor, rules.reward.config.auto_prune_penalty)
-    state = state.replace(
-        slots=select(panic, restored.slots, state.slots),
-        ramp=select(panic, restored.ramp, state.ramp),
-        signals=select(panic, restored.signals, state.signals),
-        totals=select(panic, restored.totals, state.totals),
-    )
-    outcome = select(panic, _no_outcome(outcome), outcome)
-    return StepResult(_count(before, state, outcome), select(panic, penalty, terms), outcome)
+    if not known_false(panic):
+        price = rules.reward.config.auto_prune_penalty
+        restored, penalty = roll_back(before, rules.governor, price)
+        changed = ("slots", "ramp", "signals", "totals")
+        both = {name: (getattr(restored, name), getattr(state, name)) for name in changed}
+        state = state.replace(**{name: select(panic, *pair) for name, pair in both.items()})
+        outcome = select(panic, _no_outcome(outcome), outcome)
+        terms = select(panic, penalty, terms)
+    return StepResult(_count(before, state, outcome), terms, outcome)
 
 
 def _no_outcome(outcome: ActionOutcome) -> ActionOutcome:

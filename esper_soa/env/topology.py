@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.state import EnvState, select
+from esper_soa.state import EnvState, select, set_where
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 
@@ -69,25 +69,20 @@ def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
     ValueError where the topology is of other hosts.
     """
     slots = state.slots
-    ramp = state.ramp
     totals = state.totals
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
     if blueprint.shape != slots.stage.shape:
         own = list(slots.stage.shape)
         raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {own}")
     has_seed = blueprint != Blueprint.NONE
-    slots = slots.replace(
-        stage=torch.where(has_seed, Stage.FOSSILIZED, slots.stage),
-        previous_stage=torch.where(has_seed, Stage.HOLDING, slots.previous_stage),
-        blueprint=torch.where(has_seed, blueprint, slots.blueprint),
-        blend=torch.where(has_seed, blend, slots.blend),
-        alpha=torch.where(has_seed, alpha, slots.alpha),
-        newborn=slots.newborn | has_seed,
-        fresh_momentum=slots.fresh_momentum | has_seed,
-    )
-    fields = ("alpha", "start", "target")
-    resting = {name: torch.where(has_seed, alpha, ramp.get(name)) for name in fields}
+    stages = {"stage": Stage.FOSSILIZED, "previous_stage": Stage.HOLDING}
+    fossil = stages | {"blueprint": blueprint, "blend": blend, "alpha": alpha}
+    fossil |= {"newborn": True, "fresh_momentum": True}
+    resting = dict.fromkeys(("alpha", "start", "target"), alpha)
     count = has_seed.sum(1)
     counts = {name: totals.get(name) + count for name in ("germinated", "fossilized")}
-    ramp = ramp.replace(**resting)
-    return state.replace(slots=slots, ramp=ramp, totals=totals.replace(**counts))
+    return state.replace(
+        slots=set_where(slots, has_seed, fossil),
+        ramp=set_where(state.ramp, has_seed, resting),
+        totals=totals.replace(**counts),
+    )

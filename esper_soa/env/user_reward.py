@@ -23,8 +23,7 @@ PROBED_ENVS = 5
 UNUSED = ("unknown", "dormant", "retired")
 STAGES = tuple(code for code, name in enumerate(STAGE_NAMES) if name not in UNUSED)
 MAX_PARAMETERS = 10_000.0
-# Fields that are 0 where the flag is not set.
-KNOWN = {
+KNOWN = {  # fields that are 0 where the flag is not set
     "improvement": "improvement_known",
     "contribution": "contribution_known",
     "interaction_sum": "contribution_known",
@@ -33,8 +32,6 @@ KNOWN = {
 }
 PERCENT = ("val_accuracy", "stable_accuracy", "committed_accuracy", "accuracy_germination")
 POSITIVE = ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
-PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_params")
-FLOP = ("train_flop", "host_flop")
 
 
 def user_reward(
@@ -125,6 +122,6 @@ def _field(name: str, share: Tensor, max_steps: int) -> Tensor:
         return (share * share.shape[-1]).to(torch.int64)
     if name in PERCENT:
         return 100 * share
-    if name in (*PARAMETERS, *FLOP):
+    if name.endswith(("_params", "_flop")):
         return 1 + MAX_PARAMETERS * share
     return 5 * share if name in POSITIVE else 10 * share - 5

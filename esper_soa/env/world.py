@@ -6,8 +6,6 @@ another policy, on the same hosts and data. `reduction` says which envs of a run
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
-from types import SimpleNamespace
 from zlib import crc32
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from esper_soa.config.env import ENV_SETTINGS, EPISODE_LENGTH
 from esper_soa.config.nets import DATA_NAME, DataConfig, lr_factor
-from esper_soa.config.ranges import EnvDraw, EnvSettings, env_words
+from esper_soa.config.ranges import EnvDraw, EnvNumber, EnvSettings, env_words
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
@@ -58,7 +56,6 @@ class World:
         self.reduction = reduction
         self.config = cfg
         self._check_data(sizes)
-        shape = rules.nets.shape
         all_envs = reduction.all_envs(sizes.num_envs)
         self.split: orders.Split | None = None
         if cfg.split:
@@ -72,7 +69,7 @@ class World:
         heads = torch.arange(len(HEADS), device=self.device)
         self.heads = heads // HEADS_TOGETHER * FURTHER_HEADS + heads % HEADS_TOGETHER
         kind = self.device, torch.float32, rules.nets.task.optimizer
-        self.weights = pools.allocate(shape, sizes.num_envs, *kind)
+        self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, *kind)
         add_snapshot_(self.weights)
         if rules.nets.precision == torch.float16:
             add_loss_scales_(self.weights)
@@ -124,14 +121,10 @@ class World:
             for envs, entry in self.sets
         ]
         rules = self.rules
-        settings = {
-            "task": rules.nets.task,
-            "data": self.config,
-            "reward": rules.reward.config,
-            "early_stop": rules.early_stop,
-            "gates": rules.gates,
-            "lifecycle": rules.lifecycle,
-        }
+        reward = rules.reward.config
+        hosts = (rules.nets.task, self.config, reward, reward.loss)
+        parts = (*hosts, rules.early_stop, rules.gates, rules.lifecycle)
+        settings = {part.path + name: value for part in parts for name, value in vars(part).items()}
         names = {*rules.differing, *rules.kernel_settings} - {DATA_NAME}
         values = values_of_envs(settings, names, self.seed, number, all_envs)
         words = env_words(self.config.name)
@@ -160,8 +153,7 @@ class World:
         draw = batches.Draw(order, keys, start, sizes.batch_size, self.config.augment, noise)
         training = self.data.training(draw, self.dtype)
         task = self.rules.nets.task
-        factor = lr_factor(task.lr_schedule, step, self.rules.max_steps)
-        moves = rules_of(task, factor, self.values)
+        moves = rules_of(task, lr_factor(task.lr_schedule, step, self.rules.max_steps), self.values)
         count = sizes.train_samples // sizes.batch_size
         return StepData(training, count, self.validation, self.seed_keys(step), moves)
 
@@ -257,19 +249,17 @@ class World:
 
 
 def values_of_envs(
-    settings: Mapping[str, object], names: Iterable[str], seed: int, number: int, num_envs: int
+    settings: Mapping[str, EnvNumber], names: Iterable[str], seed: int, number: int, num_envs: int
 ) -> dict[str, Tensor]:
     """Values float64 [N] of the settings `names` in round `number`, on the host.
 
-    settings: by the first part of their dotted names. A draw follows from seed, round, env and
-    name, and from nothing else.
+    settings: by dotted names. A draw follows from seed, round, env and name, and nothing else.
     """
     envs = torch.arange(num_envs)
     keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs)
-    groups = SimpleNamespace(**settings)
     values = {}
     for name in sorted(names):
-        numbers = ENV_SETTINGS[name].numbers(attrgetter(name)(groups))
+        numbers = ENV_SETTINGS[name].numbers(settings[name])
         if isinstance(numbers, EnvDraw):
             own = streams.fold(keys, crc32(name.encode()))
             shares = streams.uniform(own, torch.zeros_like(own), STATE_FLOAT).tolist()

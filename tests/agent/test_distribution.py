@@ -1,8 +1,8 @@
 import torch
 
-from esper_soa.agent.distribution import choose, entropy, log_prob_of, masked_log_probs
+from esper_soa.agent.distribution import choose, entropy, masked_log_probs
 from esper_soa.env.legal import available_heads, head_masks, relevant_heads
-from esper_soa.state import Masks
+from esper_soa.state import Masks, chosen
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
 
@@ -54,7 +54,7 @@ def test_choose_never_takes_an_illegal_choice_even_at_the_ends():
     for noise in (0.0, 0.5, 1 - 2**-24):
         picked = choose(log_probs, torch.full((4000,), noise))
         assert mask.gather(1, picked.unsqueeze(1)).all()
-        assert (log_prob_of(log_probs, picked) > -200).all()
+        assert (chosen(log_probs, picked) > -200).all()
 
 
 def full_masks(num_envs: int, num_slots: int) -> Masks:

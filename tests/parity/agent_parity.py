@@ -5,7 +5,8 @@ from parity_vectors import load
 
 from esper_soa.agent import normalize
 from esper_soa.agent.advantages import gae, normalize_advantages
-from esper_soa.agent.distribution import entropy, log_prob_of, masked_log_probs
+from esper_soa.agent.distribution import entropy, masked_log_probs
+from esper_soa.state import chosen
 
 CPU = torch.device("cpu")
 SINGLE = {"atol": 1e-5, "rtol": 1e-5}
@@ -19,7 +20,7 @@ def test_masked_categorical_without_a_floor():
     log_probs = masked_log_probs(logits, mask, 0.0)
     torch.testing.assert_close(log_probs.exp(), arrays["probs_none"], **SINGLE)
     torch.testing.assert_close(
-        log_prob_of(log_probs, arrays["action"]), arrays["log_prob_none"], **SINGLE
+        chosen(log_probs, arrays["action"]), arrays["log_prob_none"], **SINGLE
     )
     torch.testing.assert_close(entropy(log_probs, mask), arrays["entropy_none"], **SINGLE)
 
