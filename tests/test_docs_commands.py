@@ -171,6 +171,6 @@ def test_every_file_that_pages_and_settings_name_exists() -> None:
 
 def test_every_dependency_of_the_core_has_its_licence_on_the_page() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = [re.split(r"[<>=]", text)[0] for text in project["dependencies"]]
+    names = {re.split(r"[<>=]", text)[0] for text in project["dependencies"]}
     page = (ROOT / "docs" / "licences.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| ([a-z-]+) \|", page, re.MULTILINE)[1:] == sorted(names, key=page.index)

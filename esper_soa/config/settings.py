@@ -298,8 +298,9 @@ class EvaluateConfig(Settings):
 def register_schema() -> None:
     """Let Hydra check every composed key and type; train.yaml and evaluate.yaml build on these."""
     store = ConfigStore.instance()
-    store.store(name="train_schema", node=TrainConfig)
-    store.store(name="evaluate_schema", node=EvaluateConfig)
+    for name, schema in (("train_schema", TrainConfig), ("evaluate_schema", EvaluateConfig)):
+        store.repo.pop(f"{name}.yaml", None)  # Hydra 1.4 warns of a name that is there
+        store.store(name=name, node=schema)
     # Hydra copies the whole store where it composes, and never changes a copy.
     vars(store)["__deepcopy__"] = lambda memo: store
 

@@ -6,6 +6,7 @@ taken. runtime/step_cache.py keeps libraries, runtime/compile_step.py makes them
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -58,7 +59,7 @@ class Structure(NamedTuple):
     @classmethod
     def of(cls, record: TensorClass | tuple[Record, ...]) -> "Structure":
         """What the record is made of."""
-        names = () if isinstance(record, tuple) else tuple(record.__annotations__)
+        names = () if isinstance(record, tuple) else tuple(one.name for one in fields(record))
         dims = 0 if isinstance(record, tuple) else len(record.batch_size)
         parts = tuple(
             None if isinstance(part, Tensor) else cls.of(part) for part in _parts(names, record)

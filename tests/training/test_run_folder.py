@@ -2,12 +2,12 @@
 
 import json
 import re
+from importlib import metadata
 from pathlib import Path
 
 import hydra
 import numpy
 import pytest
-import torch
 
 from esper_soa.config.errors import UserError
 from esper_soa.lab.sweep.plugins import open_sweep_folder
@@ -268,5 +268,5 @@ def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
     assert all(record[name] for name in ("python", "platform", "cpu_count"))
     assert "git" in record
     packages = record["packages"]
-    assert (packages["torch"], packages["numpy"]) == (torch.__version__, numpy.__version__)
+    assert (packages["torch"], packages["numpy"]) == (metadata.version("torch"), numpy.__version__)
     assert packages["hydra-core"] == hydra.__version__

@@ -297,7 +297,7 @@ def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> 
     store = ConfigStore.instance()
     store.store(name="train_schema", node={"mine": 1})
     torch.set_num_threads(2)
-    with initialize_config_dir(str(others), version_base="1.2"):
+    with initialize_config_dir(str(others), version_base="1.3"):
         OmegaConf.register_new_resolver("now", lambda pattern: "theirs", replace=True)
         hydra = GlobalHydra.instance().hydra
         before = state_of_hydra()

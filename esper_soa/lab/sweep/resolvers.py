@@ -4,16 +4,15 @@ device: cuda:${modulo:${hydra:job.num},4}                      job by job anothe
 compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    cores here, shared by n_jobs jobs
 """
 
-from omegaconf import OmegaConf
-
 from esper_soa.config.errors import SettingError
+from esper_soa.config.hydra_versions import register_resolver
 from esper_soa.config.processor import usable_cores
 
 
 def register_resolvers() -> None:
     """Let OmegaConf know them, in this process."""
-    OmegaConf.register_new_resolver("modulo", modulo, replace=True)
-    OmegaConf.register_new_resolver("share_of_cores", share_of_cores, replace=True)
+    register_resolver("modulo", modulo, replace=True)
+    register_resolver("share_of_cores", share_of_cores, replace=True)
 
 
 def modulo(number: int | None, count: int) -> int:

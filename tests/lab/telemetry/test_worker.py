@@ -1,5 +1,6 @@
 """Whoever hands over an item never waits, and every item that was not handled is counted."""
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -38,8 +39,8 @@ def test_items_are_handled_in_order_in_another_thread_and_those_that_fail_are_co
     assert [item for item, _ in found] == [6, 3, 2]
     assert threading.get_ident() not in {thread for _, thread in found}
     assert worker.close(10)
-    failure = "ZeroDivisionError: integer division or modulo by zero"
-    assert (worker.dropped, worker.reason) == (1, failure)
+    assert worker.dropped == 1
+    assert re.fullmatch("ZeroDivisionError: .*by zero", worker.reason)
 
 
 def test_a_full_queue_costs_what_does_not_fit_and_waits_for_nothing(held: Held) -> None:
