@@ -33,7 +33,7 @@ from benchmarks.records import Record, Records, check_folder, finish, origin
 from benchmarks.sides import EngineSide, make_side
 from benchmarks.timing import COLUMNS, Timing, in_turns
 from esper_soa.config.errors import UserError
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import MAIN
 from esper_soa.runtime.device import resolve_device
 
 
@@ -265,7 +265,7 @@ def settings_from(composed: DictConfig) -> EpsConfig:
 ConfigStore.instance().store(name="eps_schema", node=EpsConfig)
 
 
-@hydra.main(config_path="conf", config_name="eps", **DEFAULTS)
+@hydra.main(config_path="conf", config_name="eps", **MAIN)
 def main(composed: DictConfig) -> None:
     """Measure, print, keep."""
     try:

@@ -29,7 +29,7 @@ from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from benchmarks.timing import BenchmarkError, in_turns
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.settings import LEVELS, TRACKERS, TrainConfig
 from esper_soa.lab.telemetry.console_table import EnvsTable
 from esper_soa.lab.telemetry.pack import legend_of
@@ -94,7 +94,7 @@ class Work:
 
     def __init__(self, name: str, steps: int, device: str) -> None:
         ConfigStore.instance().store(name="eps_schema", node=EpsConfig)
-        with initialize_config_dir(str(CONF), **DEFAULTS):
+        with initialize_config_dir(str(CONF), **INITIALIZE):
             composed = compose("eps", [f"+work={name}", f"steps={steps}", f"device={device}"])
         settings = OmegaConf.to_object(composed)
         if not isinstance(settings, EpsConfig):

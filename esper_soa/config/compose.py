@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from esper_soa.config import settings
 from esper_soa.config.arguments import check_overrides, expand_slots, options
 from esper_soa.config.errors import UserError, check, one_line, single_line
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
 
 # of which Hydra has one per process
@@ -45,7 +45,7 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> set
     check_overrides(all_overrides, settings.TrainConfig)
     place = {"config_dir": config_dir(), "job_name": "train"}
     try:
-        with TURN, _isolated_hydra(), initialize_config_dir(**place, **DEFAULTS):
+        with TURN, _isolated_hydra(), initialize_config_dir(**place, **INITIALIZE):
             composed = compose("train", expand_slots(all_overrides))
             if not composed.tasks:
                 return settings.settings_from(composed)

@@ -35,7 +35,7 @@ def run_command(name: str) -> None:
         with import_guard():
             import hydra
 
-            from esper_soa.config.hydra_versions import DEFAULTS
+            from esper_soa.config.hydra_versions import MAIN
             from esper_soa.config.settings import EvaluateConfig, TrainConfig, register_schema
         register_schema()
         arguments = sys.argv[1:]
@@ -59,7 +59,7 @@ def run_command(name: str) -> None:
             sys.argv[1:] = prepare_arguments(arguments, settings)
         except UserError as error:
             exit_with(error)
-        hydra.main(config_path=config_dir(), config_name=name, **DEFAULTS)(job)()
+        hydra.main(config_path=config_dir(), config_name=name, **MAIN)(job)()
 
 
 def job(composed: "DictConfig", *callbacks: "Callback") -> float | None:

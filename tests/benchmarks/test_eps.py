@@ -20,7 +20,7 @@ from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.errors import SettingError
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.nets import TaskConfig, TransformerConfig
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.model.blueprints import (
@@ -315,7 +315,7 @@ def test_ratios_are_of_the_same_turn() -> None:
 
 @pytest.mark.parametrize("work", WORKS)
 def test_every_named_work_is_a_legal_one(work: str) -> None:
-    with initialize_config_dir(str(ROOT / "benchmarks/conf"), **DEFAULTS):
+    with initialize_config_dir(str(ROOT / "benchmarks/conf"), **INITIALIZE):
         cfg = settings_from(compose("eps", [f"+work={work}"]))
     assert cfg.name == work
     assert cfg.points()

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from esper_soa.config.compose import compose_settings, experiments
 from esper_soa.config.errors import UserError
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
 
@@ -23,7 +23,7 @@ register_schema()  # for Hydra's own composing, that ours is set beside
 
 def test_settings_are_those_of_the_command_line() -> None:
     overrides = ["envs=4", "task=cifar_impaired", "policy.ppo.lr=0.5", "slots=[r0c1]"]
-    with initialize_config_dir(config_dir(), **DEFAULTS):
+    with initialize_config_dir(config_dir(), **INITIALIZE):
         wanted = settings_from(compose("train", ["+experiment=cifar_3seed", *overrides]))
     found = compose_settings("cifar_3seed", overrides)
     assert asdict(found) == asdict(wanted)

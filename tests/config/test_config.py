@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import SettingError, UserError
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.nets import host_slots
 from esper_soa.config.paths import config_dir
 from esper_soa.config.ranges import RULE, Items, NumberTable, Range
@@ -47,7 +47,7 @@ def defaults() -> DictConfig:
 
 @pytest.fixture(autouse=True, scope="module")
 def _hydra() -> Iterator[None]:
-    with initialize_config_dir(str(CONFIGS), **DEFAULTS):
+    with initialize_config_dir(str(CONFIGS), **INITIALIZE):
         yield
 
 

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tiny_runs import run
 
 from esper_soa.config.errors import RunMemoryError, UserError
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
 from esper_soa.config.ranges import RULE, Choice, Items, NumberTable, Range
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
@@ -120,7 +120,7 @@ def composed(overrides: list[str]) -> TrainConfig | Exception:
 def _hydra() -> Iterator[None]:
     register_schema()
     threads = torch.get_num_threads()
-    with initialize_config_dir(config_dir(), **DEFAULTS):
+    with initialize_config_dir(config_dir(), **INITIALIZE):
         yield
     torch.set_num_threads(threads)
 

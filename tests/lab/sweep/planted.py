@@ -13,7 +13,7 @@ from unittest import mock
 import hydra
 from omegaconf import DictConfig
 
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import MAIN
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import register_schema
 from esper_soa.lab.sweep import jobs
@@ -28,7 +28,7 @@ def accuracy(lr: float, reward: str) -> float:
     return 90 * bell.pdf(math.log10(lr)) / bell.pdf(-3) - 20 * (reward != "escrow")
 
 
-@hydra.main(config_path=config_dir(), config_name="train", **DEFAULTS)
+@hydra.main(config_path=config_dir(), config_name="train", **MAIN)
 def main(composed: DictConfig, pruner: Pruner) -> float:
     """A trial of four rounds; raises PrunedError where the search gives it up."""
     whole = accuracy(composed.policy.ppo.lr, composed.reward.mode)

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from program import wait_until
 
 from esper_soa.config.errors import PrunedError, UserError
-from esper_soa.config.hydra_versions import DEFAULTS
+from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig, register_schema
 from esper_soa.lab.sweep import jobs
@@ -35,7 +35,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobRecord:
     register_schema()
     context = {"job.num": 0, "runtime.output_dir": tmp_path, "runtime.cwd": tmp_path}
     context |= {"sweep.dir": tmp_path}
-    with hydra.initialize_config_dir(config_dir(), **DEFAULTS):
+    with hydra.initialize_config_dir(config_dir(), **INITIALIZE):
         composed = hydra.compose("train", return_hydra_config=True)
     OmegaConf.set_readonly(composed.hydra, False)
     for key, value in context.items():
