@@ -44,19 +44,19 @@ def in_double(part):
 
 
 def assert_logits(ours, truth, recorded, where):
-    """Ours [B, T, V] are the recorded ones, each to 1e-5; or, where those are not to 1e-5 what
-    double precision gives, both are within 1e-5 of its largest logit.
+    """Ours [B, T, V] and the recorded ones are each to 1e-5 what double precision gives; where
+    one of them is not, both are within 1e-5 of its largest logit.
 
     The latter are few, and their rounding is that of float32: behind flex_attention in r0c1 with
     MULTIPLY at alpha 1, the reference is 3.4e-5 off, the largest logit being 4.2, ours 1.7e-5 by
     torch and 1.4e-5 by the kernels; with any one product of the pass computed exactly, 0.9e-5 to
-    3.8e-5. So no order of operations would mend it.
+    3.8e-5. So no order of operations would mend it. The kernels as GCC 16 compiles them are 1.8e-5
+    off behind lora in r0c1, the largest logit being 2.6.
     """
-    theirs = (recorded.double() - truth).abs()
-    if (theirs <= 1e-5 + 1e-5 * truth.abs()).all():
-        torch.testing.assert_close(ours, recorded, **close, msg=lambda text: f"{where}: {text}")
+    errors = (torch.stack((ours, recorded)).double() - truth).abs()
+    if (errors <= 1e-5 + 1e-5 * truth.abs()).all():
         return
-    off = [float(one / truth.abs().max()) for one in ((ours - truth).abs().max(), theirs.max())]
+    off = (errors.flatten(1).amax(1) / truth.abs().max()).tolist()
     assert max(off) <= 1e-5, f"{where}: ours {off[0]:.1e}, recorded {off[1]:.1e} of the largest"
 
 
