@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from esper_soa.env.user_reward import sample_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "own_parts"
+PAGE = (ROOT / "docs" / "own_parts.md").read_text(encoding="utf-8")
+CODE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"# (my_parts/\w+\.py)\n")  # the first line of a module of the page
 
 
 @pytest.fixture
@@ -116,7 +120,66 @@ def test_a_package_that_is_not_on_the_path_is_missed_in_words(tmp_path: Path) ->
     assert done.stderr == f"error: task.blueprints=my_parts.seeds:twin: {told}"
 
 
+@pytest.fixture
+def parts_of_page(tmp_path: Path) -> Path:
+    """The modules that the page about own parts shows, as a package."""
+    folder = tmp_path / "page"
+    (folder / "my_parts").mkdir(parents=True)
+    (folder / "my_parts" / "__init__.py").touch()
+    for code in CODE:
+        if (named := NAMED.match(code)) is not None:
+            (folder / named[1]).write_text(code, encoding="utf-8")
+    return folder
+
+
+# What the page calls the parts that it shows.
+BLUEPRINT, HOST = "my_parts.seeds:twin", "my_parts.hosts:funnel"
+REWARD_OF_PAGE, AGENT = "my_parts.rewards:thrifty", "my_parts.agents:eager"
+LITTLE = shlex.split(
+    "rounds=1 steps=9 envs=2 train_samples=32 val_samples=16 data=synthetic "
+    "data.synthetic_train=64 data.synthetic_test=32 compute.threads=1 compute.workers=1 "
+    "control=none report=false run_dir=run"
+)
+
+
+def test_the_parts_of_the_page_pass_their_checks(parts_of_page: Path, tmp_path: Path) -> None:
+    checks = {"blueprint": BLUEPRINT, "host": HOST, "reward": REWARD_OF_PAGE, "agent": AGENT}
+    code = "; ".join(f"esper_soa.check_{kind}({name!r})" for kind, name in checks.items())
+    words = [sys.executable, "-c", f"import esper_soa; {code}"]
+    done = finished(words, tmp_path / "work", parts_of_page)
+    assert done.returncode == 0, done.stderr
+    assert all(name in PAGE for name in checks.values())
+
+
+def test_the_command_of_the_page_grows_its_blueprint(parts_of_page: Path, tmp_path: Path) -> None:
+    text = PAGE.replace("\\\n", " ")
+    (line,) = re.findall(r"^PYTHONPATH=\S+ python -m esper_soa.train (.*)$", text, re.MULTILINE)
+    words = command(*shlex.split(line), *LITTLE)
+    done = finished(words, tmp_path / "work", parts_of_page)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "work" / "run" / "metrics.jsonl").read_text())
+    assert record["blueprints"]["twin"]["germinated"] == 2 * 2  # at env-steps 1 and 6
+
+
+def test_the_other_parts_of_the_page_are_played_together(
+    parts_of_page: Path, tmp_path: Path
+) -> None:
+    own = f"task.host={HOST}", f"reward.mode={REWARD_OF_PAGE}", f"policy.name={AGENT}"
+    words = command("+experiment=cifar_3seed", *own, *LITTLE)
+    done = finished(words, tmp_path / "work", parts_of_page)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "work" / "run" / "metrics.jsonl").read_text())
+    assert record["ops"]["germinate"] > 1
+    assert record["reward_terms"]["compute_rent"] < 0 != record["reward_terms"]["thrifty"]
+
+
+def test_other_code_of_the_page_is_that_of_the_toy_domain() -> None:
+    toy = (ROOT / "tests" / "toy_domain.py").read_text(encoding="utf-8")
+    others = [code for code in CODE if NAMED.match(code) is None]
+    assert len(CODE) == 5
+    assert [code for code in others if code not in toy] == []
+
+
 def test_the_page_about_own_parts_tells_every_input_of_a_reward() -> None:
-    page = (ROOT / "docs" / "own_parts.md").read_text(encoding="utf-8")
-    told = re.findall(r"`(\w+)`", page)
+    told = re.findall(r"`(\w+)`", PAGE)
     assert [name for name in RewardInputs.__annotations__ if name not in told] == []

@@ -1,8 +1,8 @@
 """What all adapters share: a flat observation, a mask over joint actions, episodes without a gap.
 
 A rollback ends the trajectory of an env (terminated), which goes on at once from its snapshot. The
-episode ends for all envs together (truncated), and the next round begins at once. The last
-observations of ended trajectories are kept.
+episode ends for all envs together (terminated or truncated, as reward.episode_end says), and the
+next round begins at once. The last observations of ended trajectories are kept.
 """
 
 from collections.abc import Mapping

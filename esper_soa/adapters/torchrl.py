@@ -22,7 +22,7 @@ except ImportError as error:
 
 class TorchRLGrowthEnv(EnvBase):
     """N hosts, batch size [N]. A rollback terminates one env, which goes on from its snapshot when
-    it is reset; the last env-step truncates all, and then they begin the next round together.
+    it is reset; the last env-step ends all episodes, and all envs begin the next round together.
     """
 
     def __init__(self, experiment: str, envs: int, **settings: Value) -> None:
