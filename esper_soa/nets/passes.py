@@ -18,7 +18,7 @@ from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
-from esper_soa.nets.seeds.seed_plan import SeedPlan, training_plan, validation_plan
+from esper_soa.nets.seeds.seed_plan import SeedPlan, seed_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.sgd import Rules, rules_of
 from esper_soa.nets.workers import Call, chunks, run_pieces
@@ -81,7 +81,7 @@ class PieceEngine(ABC):
         rules: Rules | None = None,
     ) -> TrainReport:
         """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
-        plan = training_plan(active_seeds, nets.detached_stages)
+        plan = seed_plan(active_seeds, active_seeds.running, nets.detached_stages)
         shared = Pass(nets, weights, alpha, plan, feed)
         train_chunk_ = self.trainer(shared, num_batches, rules or rules_of(nets.task))
         device = alpha.device
@@ -106,7 +106,7 @@ class PieceEngine(ABC):
         feed: ValidationFeed,
     ) -> ValidationReport:
         """Report of all envs under the subset rows needed, none for those left out."""
-        plan = validation_plan(active_seeds, nets.detached_stages)
+        plan = seed_plan(active_seeds, active_seeds.visible, nets.detached_stages)
         measure = self.validator(Pass(nets, weights, alpha, plan, feed))
         num_envs, num_slots = alpha.shape
         device = alpha.device

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, cast
 
 import numpy as np
 
@@ -21,25 +20,16 @@ SEAL = 8  # int32 before the tokens of a file: their sha256
 PIECE = 1 << 20  # bytes of text that are encoded at a time, or a line where that is longer
 
 
-class Encoding(Protocol):
-    """A text in tokens."""
-
-    ids: list[int]
-
-
-class Tokenizer(Protocol):
-    """What is asked of tokenizers.Tokenizer."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding: ...
-    def get_vocab_size(self) -> int: ...
-    def to_str(self) -> str: ...
-
-
 def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     """Tokens int32 [M] of the text `content` (bytes), mapped from the cache, and the number of
     different ones; name: a tokenizer.json, or the name of a tokenizer on the hub.
     """
-    tokenizer = _tokenizer(name)
+    kind = _extra("tokenizers", f"data.tokenizer={name}").Tokenizer
+    try:
+        tokenizer = kind.from_file(name) if os.path.exists(name) else kind.from_pretrained(name)
+    except Exception as error:
+        allowed = "bytes, a tokenizer.json, or the name of a tokenizer that the hub has"
+        raise SettingError("data.tokenizer", name, allowed, f"{one_line(error)}.") from error
     digest = hashlib.sha256(content.data)
     digest.update(tokenizer.to_str().encode())
     path = _folder() / f"{digest.hexdigest()}.tokens"
@@ -80,17 +70,6 @@ def _write(path: Path, made: np.ndarray) -> None:
             made.tofile(file)
     except OSError as error:
         raise DataError(f"{path}: tokens cannot be kept ({error.strerror})") from error
-
-
-def _tokenizer(name: str) -> Tokenizer:
-    """The tokenizer; SettingError where there is none of that name."""
-    kind = _extra("tokenizers", f"data.tokenizer={name}").Tokenizer
-    try:
-        made = kind.from_file(name) if os.path.exists(name) else kind.from_pretrained(name)
-        return cast(Tokenizer, made)
-    except Exception as error:
-        allowed = "bytes, a tokenizer.json, or the name of a tokenizer that the hub has"
-        raise SettingError("data.tokenizer", name, allowed, f"{one_line(error)}.") from error
 
 
 def _extra(package: str, setting: str) -> ModuleType:

@@ -135,9 +135,11 @@ def num_codes(blueprints: Blueprints) -> int:
     return max(NUM_BLUEPRINTS, *(one.code + 1 for one in blueprints))
 
 
-def counts_by_code(blueprints: Blueprints, count: Callable[[Architecture], int]) -> list[int]:
-    """What is counted of each blueprint, by code; 0 for codes of none."""
-    counts = {one.code: count(one) for one in blueprints}
+def counts_by_code(
+    blueprints: Blueprints, slot: SlotSpec, count: Callable[[Architecture], int]
+) -> list[int]:
+    """What is counted of each blueprint, by code; 0 for codes of none that fits into the slot."""
+    counts = {one.code: count(one) for one in blueprints if one.fits(slot)}
     return [counts.get(code, 0) for code in range(num_codes(blueprints))]
 
 
@@ -185,18 +187,13 @@ def initial_seeds(
 
 
 def parameter_counts(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
-    """Trainable parameters of a seed in the slot by code; 0 where the blueprint does not fit."""
-
-    def count(one: Architecture) -> int:
-        return seed_table(one, slot.channels).total if one.fits(slot) else 0
-
-    return counts_by_code(blueprints, count)
+    """Trainable parameters of a seed in the slot by code."""
+    return counts_by_code(blueprints, slot, lambda one: seed_table(one, slot.channels).total)
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:
     """Codes of the blueprints that a setting lists, users' own among them."""
-    every = blueprint_names(names)
-    return tuple(every.index(name) for name in names)
+    return tuple(map(blueprint_names(names).index, names))
 
 
 def names_by_code(blueprints: Blueprints) -> tuple[str, ...]:

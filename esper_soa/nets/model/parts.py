@@ -55,21 +55,8 @@ class Table(NamedTuple):
         """rows [n, total] -> one [n, *shape] view per parameter."""
         if not self.parameters:
             return []
-        parts = rows.split(self.sizes, dim=1)
-        return [
-            part.reshape(part.shape[0], *row.shape)
-            for part, row in zip(parts, self.parameters, strict=True)
-        ]
-
-    def between(self, start: int, end: int) -> "Table":
-        """What is in the columns from `start` to before `end`, as vectors."""
-        found = []
-        place = 0
-        for size, one in zip(self.sizes, self.parameters, strict=True):
-            count = min(end, place + size) - max(start, place)
-            place += size
-            found += [one._replace(shape=(count,))] if count > 0 else []
-        return Table(tuple(found))
+        both = zip(rows.split(self.sizes, dim=1), self.parameters, strict=True)
+        return [part.reshape(part.shape[0], *own.shape) for part, own in both]
 
     def spread(self, facts: Sequence[float], device: torch.device) -> Tensor:
         """The fact of each parameter tensor for all of its numbers: [total]."""
@@ -78,23 +65,21 @@ class Table(NamedTuple):
 
     def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
+        rows = torch.empty(keys.shape[0], self.total, dtype=dtype, device=keys.device)
         if not self.parameters:
-            return torch.zeros(keys.shape[0], 0, dtype=dtype, device=keys.device)
-        columns = self.total
-        rows = torch.empty(keys.shape[0], columns, dtype=dtype, device=keys.device)
+            return rows
+        facts = zip(*[(one.bound, one.value, one.std) for one in self.parameters], strict=True)
+        columns = [self.spread(one, keys.device).to(dtype) for one in facts]
         width = max(1, DRAWN // max(1, keys.shape[0]))
-        for start in range(0, columns, width):
-            end = min(start + width, columns)
-            own = self.between(start, end)
-            facts = zip(*[(one.bound, one.value, one.std) for one in own.parameters], strict=True)
-            bound, value, std = (own.spread(one, keys.device).to(dtype) for one in facts)
-            places = torch.arange(start, end, device=keys.device)
-            draws = streams.uniform(keys[:, None], places, dtype)
+        places = torch.arange(self.total, device=keys.device)
+        parts = (rows.split(width, dim=1), *(one.split(width) for one in (places, *columns)))
+        for own, counters, bound, value, std in zip(*parts, strict=True):
+            draws = streams.uniform(keys[:, None], counters, dtype)
             drawn = value + bound * (2 * draws - 1)
-            if any(one.std for one in own.parameters):
+            if any(one.std for one in self.parameters):
                 normal = std > 0
                 drawn[:, normal] += std[normal] * normal_numbers(draws[:, normal])
-            rows[:, start:end] = drawn
+            own.copy_(drawn)
         return rows
 
 
