@@ -48,8 +48,7 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
     if not is_reference(cfg.name):
         return IMAGES
     spec = vars(find(DATASET, cfg.name, "data.name")).get("spec")
-    allowed = "a class with a SampleSpec as spec"
-    check(isinstance(spec, SampleSpec), "data.name", cfg.name, allowed)
+    check(isinstance(spec, SampleSpec), "data.name", cfg.name, "a class with a SampleSpec as spec")
     return cast(SampleSpec, spec)
 
 

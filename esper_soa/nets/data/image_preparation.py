@@ -60,8 +60,7 @@ def read_npz(
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     counts = images.source.rpartition(": ")[2]
     source = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
-    name = one_line(Path(cfg.root).stem)
-    return replace(images, name=name, source=source, file_sha256=sha256)
+    return replace(images, name=one_line(Path(cfg.root).stem), source=source, file_sha256=sha256)
 
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
@@ -201,8 +200,7 @@ def _num_classes(
     allowed = f"2 to {MAX_CLASSES} different texts, none empty"
     check(different, CLASS_NAMES, ", ".join(map(str, names)), allowed)
     allowed = f"be at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
-    problem = f"{where} holds {last}"
-    check_data(last < len(names), problem, allowed, "Name every class, or none.")
+    check_data(last < len(names), f"{where} holds {last}", allowed, "Name every class, or none.")
     return len(names)
 
 

@@ -79,8 +79,7 @@ def padded_bank(images: Tensor, labels: Tensor, mean: Means, std: Means) -> Imag
 
     images: uint8 [D, 32, 32, 3]. labels: int64 [D]. mean, std: of values in [0, 1], per channel.
     """
-    lines = images.permute(0, 1, 3, 2)
-    padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
+    padded = F.pad(images.permute(0, 1, 3, 2), (PADDING, PADDING, 0, 0, PADDING, PADDING))
     both_banks = torch.cat((padded, padded.flip(3)))
     return ImageBank(both_banks, labels, *_normalisation(mean, std, images.device))
 

@@ -8,6 +8,7 @@ initialisation stands.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -106,8 +107,7 @@ BLUEPRINTS: Blueprints = (
 
 def low_rank(rank: int) -> tuple[Dense, Dense]:
     """Two linear layers without bias by way of so few channels (Hu et al. 2021, LoRA)."""
-    down = Dense(Width(times=0, least=rank), bias=False)
-    return down, Dense(bias=False, start=ZEROS)
+    return Dense(Width(times=0, least=rank), bias=False), Dense(bias=False, start=ZEROS)
 
 
 def perceptron(times: int) -> tuple[Dense, Dense]:
@@ -207,12 +207,11 @@ def seed_forward(blueprint: Architecture, parameters: list[Tensor], x: Tensor) -
     if blueprint.module is not None:
         return blueprint.module.forward(parameters, x)
     out = x
-    rest = parameters
+    rest = iter(parameters)
     for part in blueprint.parts:
         assert not isinstance(part, UserModule)  # which stands alone
         count = len(part.parameters(1, 1))  # the same in every slot
-        out = part.forward(rest[:count], out)
-        rest = rest[count:]
+        out = part.forward(list(islice(rest, count)), out)
     return x + out if blueprint.residual else out
 
 

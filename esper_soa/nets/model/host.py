@@ -6,6 +6,7 @@ the loss.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -141,29 +142,19 @@ def host_shape(
 ) -> HostShape:
     """Static description of the hosts of `task`: enabled `slots`, `blueprints` that can grow.
 
-    host: a user's in place of that of the settings.
+    host: a user's in place of that of the settings. ValueError where one of its segments does not
+    take what the one before it gives.
     """
     numbers = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     host = HOSTS[task.host](task) if host is None else host
-    return chain_shape(host.segments(numbers), slots, blueprints, host.modules)
-
-
-def chain_shape(
-    segments: Sequence[Segment],
-    slots: tuple[SlotSpec, ...],
-    blueprints: Blueprints = BLUEPRINTS,
-    modules: InitialRows | None = None,
-) -> HostShape:
-    """The hosts that these segments make; ValueError where one does not take what the one before
-    it gives.
-    """
+    segments = host.segments(numbers)
     for number, (one, following) in enumerate(zip(segments[:-1], segments[1:], strict=True), 1):
         if one.output_shape != following.input_shape:
             shapes = f"{list(following.input_shape)}, not {list(one.output_shape)}"
             raise ValueError(f"segment {number} of the host takes features {shapes}")
     parameters = Table(tuple(one for segment in segments for one in segment.parameters))
     statistics = Table(tuple(one for segment in segments for one in segment.statistics))
-    return HostShape(tuple(segments), slots, parameters, statistics, blueprints, modules)
+    return HostShape(tuple(segments), slots, parameters, statistics, blueprints, host.modules)
 
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:
@@ -183,14 +174,12 @@ def split_values(
     segments: Sequence[Segment], parameters: list[Tensor], statistics: list[Tensor]
 ) -> Iterator[tuple[Segment, Values]]:
     """Every segment with its own tensors, and those that it borrows."""
-    rest = parameters
+    rest = iter(parameters)
+    moving = iter(statistics)
     for segment in segments:
-        count = len(segment.parameters)
-        num_statistics = len(segment.statistics)
-        borrowed = [parameters[place] for place in segment.borrowed]
-        yield segment, Values(rest[:count] + borrowed, statistics[:num_statistics])
-        rest = rest[count:]
-        statistics = statistics[num_statistics:]
+        own = list(islice(rest, len(segment.parameters)))
+        own += [parameters[place] for place in segment.borrowed]
+        yield segment, Values(own, list(islice(moving, len(segment.statistics))))
 
 
 def train_loss(

@@ -248,8 +248,7 @@ class GrownNetwork(nn.Sequential):
         super().__init__()
         self.spec = spec
         inputs = spec["input"]
-        images = "mean" in inputs
-        begin = Normalise(inputs["mean"], inputs["std"]) if images else nn.Identity()
+        begin = Normalise(inputs["mean"], inputs["std"]) if "mean" in inputs else nn.Identity()
         self.add_module("input", begin)
         for part in spec["host"]:
             kind = ResidualModule if part.get("residual") else nn.Sequential

@@ -30,7 +30,6 @@ from esper_soa.nets.model.host import (
     Host,
     HostChain,
     HostShape,
-    chain_shape,
     host_shape,
     initial_hosts,
     split_values,
@@ -250,7 +249,7 @@ def host_findings(host: Host, classes: int) -> tuple[str, ...]:
     if isinstance(host, UserHost):
         return _sequential_findings(host)
     try:
-        shape = chain_shape(host.segments({}), ())
+        shape = host_shape(TaskConfig(), (), host=host)
     except ValueError as error:
         return (str(error),)
     findings = []

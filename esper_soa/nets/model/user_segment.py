@@ -80,8 +80,7 @@ class UserSegment:
         rows = zip(buffers, self.dtypes, strict=True)
         own_buffers = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
         # Autocast does not reach into vmap: modules compute in the format of their weights.
-        tensors = (*weights, *own_buffers)
-        weight_dtypes = [one.dtype for one in tensors if one.is_floating_point()]
+        weight_dtypes = [one.dtype for one in (*weights, *own_buffers) if one.is_floating_point()]
         features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, run.num_nets, *features.shape[2:]).transpose(0, 1)
         return user_module.call_networks(module[self.number], weights, own_buffers, features)
@@ -131,10 +130,7 @@ class UserHost:
         return *segments, UserHead(**vars(last))
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Fresh rows of parameters and of buffers [n, ...]; as of UserModule."""
-        modules = [user_module.make_module(self.make, self.classes, key) for key in keys.tolist()]
-        parameters, buffers = user_module.rows_of(modules, dtype)
-        return parameters.to(keys.device), buffers.to(keys.device)
+        return user_module.initial_rows(self.make, self.classes, keys, dtype)
 
 
 @lru_cache(maxsize=256)
@@ -149,9 +145,8 @@ def _children(host: UserHost) -> tuple[UserSegment, ...]:
         out, products = user_module.count_products(child, x)
         parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
         statistics = tuple(Parameter(tuple(one.shape)) for one in child.buffers())
-        dtypes = tuple(one.dtype for one in child.buffers())
+        rows = parameters, statistics, tuple(one.dtype for one in child.buffers())
         shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
-        rows = parameters, statistics, dtypes
         children.append(UserSegment(host, number, name, *rows, *shapes, products))
         x = out
     return tuple(children)

@@ -1,10 +1,9 @@
 """Seeds at work in a chunk of networks: rows gathered, blended into the host, written back.
 
-Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates
-through its own filler.
+Given groups from seed_plan.py; the engine in torch trains and validates through `SeedFiller`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -165,12 +164,3 @@ class SeedFiller:
             return x
         places = torch.cat([net for net in nets if net is not None])
         return batched.put_nets(x, places, self.num_nets, torch.cat(values, dim=1))
-
-
-class TrainingSeeds(SeedFiller):
-    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
-
-    def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
-        self.leaves = [one.params.detach().requires_grad_(not one.group.frozen) for one in actives]
-        both = zip(actives, self.leaves, strict=True)
-        super().__init__([replace(active, params=leaf) for active, leaf in both], num_nets)

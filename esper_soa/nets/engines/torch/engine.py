@@ -6,7 +6,7 @@ every host its own gradient. In validation seeds run only in the rows in which t
 (subsets.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,35 +22,11 @@ from esper_soa.nets.model.host import evaluate_loss, fold_batch_norm, train_loss
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
-from esper_soa.nets.seeds.seeds import (
-    ActiveGroup,
-    SeedFiller,
-    TrainingSeeds,
-    gather_rows,
-    scatter_rows_,
-)
+from esper_soa.nets.seeds.seeds import ActiveGroup, SeedFiller, gather_rows, scatter_rows_
 from esper_soa.nets.seeds.subsets import Branch, Job
 from esper_soa.nets.sgd import Rules, update_
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
-
-
-def train_chunk_(
-    shared: Pass[TrainingFeed],
-    num_batches: int,
-    rules: Rules,
-    envs: np.ndarray,
-    gradients: Gradients,
-    call: Call,
-) -> tuple[Tensor, Tensor]:
-    """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-    nets = shared.nets
-    chunk = TrainingChunk(shared, rules, envs)
-    for step in range(num_batches // nets.accumulate):
-        measured = step % nets.task.gradient_stride == 0
-        chunk.step_(step, gradients if measured else None, call)
-    chunk.write_back_()
-    return chunk.loss / num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
 
 
 class TrainingChunk:
@@ -118,8 +94,10 @@ class TrainingChunk:
 
         shape = self.shared.nets.shape
         dtype = self.shared.nets.precision
-        seeds = TrainingSeeds(self.actives, labels.shape[1])
         leaf = self.params.detach().requires_grad_()
+        rows = [one.params.detach().requires_grad_(not one.group.frozen) for one in self.actives]
+        both = zip(self.actives, rows, strict=True)
+        seeds = SeedFiller([replace(one, params=own) for one, own in both], labels.shape[1])
         with precision.autocast(dtype, inputs.device):
             batch_inputs = precision.as_input(inputs, dtype), labels
             parameters = shape.parameters.unpack(leaf)
@@ -128,7 +106,7 @@ class TrainingChunk:
         self.loss += losses.detach()
         self.correct += correct
         self.seen += labels[:, 0].numel()
-        leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
+        leaves = [leaf, *(own for own in rows if own.requires_grad)]
         scaled = losses if self.scales is None else losses * self.scales.scale
         return list(torch.autograd.grad(scaled.sum(), leaves))
 
@@ -234,7 +212,19 @@ class TorchEngine(PieceEngine):
     chosen: EngineChoice = EngineChoice(False, "plain torch")
 
     def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
-        return partial(train_chunk_, shared, num_batches, rules)
+        nets = shared.nets
+
+        def train_chunk_(
+            envs: np.ndarray, gradients: Gradients, call: Call
+        ) -> tuple[Tensor, Tensor]:
+            chunk = TrainingChunk(shared, rules, envs)
+            for step in range(num_batches // nets.accumulate):
+                measured = step % nets.task.gradient_stride == 0
+                chunk.step_(step, gradients if measured else None, call)
+            chunk.write_back_()
+            return chunk.loss / num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
+
+        return train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
         return partial(measure, shared)
