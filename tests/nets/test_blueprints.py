@@ -171,7 +171,7 @@ def test_every_part_can_stand_anywhere() -> None:
         parameters, x = drawn(wide, 16)
         out = seed_forward(wide, parameters, x)
         down, depth, strength, *affine, w1, b1, w2, b2, mid, scale, shift, up = parameters
-        y = batched.depthwise_conv2d(F.relu(batched.conv2d(x, down)), depth)
+        y = batched.conv2d(F.relu(batched.conv2d(x, down)), depth)
         y = y + batched.per_channel(torch.tanh(strength), 64) * (norm(y, *affine) - y)
         hidden = F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1))
         factor = torch.sigmoid(batched.linear(hidden, w2, b2))

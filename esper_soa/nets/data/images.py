@@ -5,7 +5,7 @@ depend only on its own streams and on its number of earlier samples.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -46,8 +46,7 @@ def crops_of(feed: TrainingFeed | ValidationFeed) -> Callable[..., ImageCrops]:
     """The method `crops` of a feed, by which engines get images uncut; LookupError without one."""
     if not hasattr(feed, CROPS):
         raise LookupError(f"{type(feed).__name__} offers no {CROPS}, from which kernels cut images")
-    method: Callable[..., ImageCrops] = getattr(feed, CROPS)
-    return method
+    return cast(Callable[..., ImageCrops], getattr(feed, CROPS))
 
 
 class ImageBank(NamedTuple):

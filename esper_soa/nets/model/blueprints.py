@@ -43,7 +43,7 @@ class Architecture:
 
     code: int  # in the env state and the action; those of the reference are below NUM_BLUEPRINTS
     name: str
-    parts: tuple[Part | UserModule, ...]
+    parts: tuple[Part, ...]
     residual: bool = True  # a seed is x + parts(x), else parts(x)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Architecture:
             widths.append(part.outputs_of(widths[-1], channels))
         return widths
 
-    def part_inputs(self, channels: int) -> list[tuple[Part | UserModule, int]]:
+    def part_inputs(self, channels: int) -> list[tuple[Part, int]]:
         """Every part with the number of channels of its input."""
         return list(zip(self.parts, self.widths(channels)[:-1], strict=True))
 
@@ -209,7 +209,6 @@ def seed_forward(blueprint: Architecture, parameters: list[Tensor], x: Tensor) -
     out = x
     rest = iter(parameters)
     for part in blueprint.parts:
-        assert not isinstance(part, UserModule)  # which stands alone
         count = len(part.parameters(1, 1))  # the same in every slot
         out = part.forward(list(islice(rest, count)), out)
     return x + out if blueprint.residual else out

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.model import segments
-from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter
+from esper_soa.nets.model.parts import LayerSpec, Parameter, linear_parameters
 
 MEAN_LINEAR = "mean_linear"
 
@@ -65,9 +65,7 @@ class MeanLinear(segments.StatelessSegment, Classifier):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Weight and bias."""
-        channels = self.input_shape[0]
-        shapes = (self.classes, channels), (self.classes,)
-        return tuple(SPREAD.tensor(shape, channels) for shape in shapes)
+        return linear_parameters(self.input_shape[0], self.classes)
 
     @property
     def products(self) -> int:

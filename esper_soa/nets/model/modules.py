@@ -6,7 +6,7 @@ and its weights below. grown/build.py makes descriptions from hosts and their se
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -335,11 +335,9 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
 
     Raises ValueError.
     """
-    module: nn.Module
     layers = _marked(kind, LAYER)
     if layers:
-        module = layers[0](**_numbers(kind, arguments))
-        return module
+        return layers[0](**_numbers(kind, arguments))
     num_arguments = USER_ARGUMENTS[role]
     counts: list[int] = [one for one in map(arguments.get, num_arguments) if type(one) is int]
     if set(arguments) != set(num_arguments) or len(counts) < len(num_arguments) or min(counts) < 0:
@@ -358,7 +356,7 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     return module[counts[1]]
 
 
-def _marked(kind: str, role: str) -> list:
+def _marked(kind: str, role: str) -> list[Callable[..., nn.Module]]:
     """What the decorator of this role has marked with the name of `kind`, `module:name`.
 
     A file may say anything, so nothing is imported here, and nothing else is called. Raises

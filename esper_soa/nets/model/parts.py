@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -149,6 +149,14 @@ def norm_parameters(channels: int) -> tuple[Parameter, ...]:
     return ONES.tensor((channels,)), ZEROS.tensor((channels,))
 
 
+def linear_parameters(
+    inputs: int, outputs: int, start: Start = SPREAD, bias: bool = True
+) -> tuple[Parameter, ...]:
+    """Weight [O, I] and, where asked for, bias [O] of a linear layer."""
+    shapes = ((outputs, inputs), (outputs,)) if bias else ((outputs, inputs),)
+    return tuple(start.tensor(shape, inputs) for shape in shapes)
+
+
 def _check_kernel(size: int) -> None:
     if size < 1 or size % 2 == 0:
         allowed = "odd, so that padding can leave an image its size"
@@ -170,11 +178,11 @@ def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Laye
 class Part(ABC):
     """A part of a seed; C = `channels` are those of the slot."""
 
-    topology: ClassVar[str]  # kind of the features that it takes and gives
+    topology: str = IMAGES  # kind of the features that it takes and gives
 
-    @abstractmethod
     def outputs_of(self, inputs: int, channels: int) -> int:
-        """Channels that come out of `inputs` channels."""
+        """Channels that come out of `inputs` channels: as many, where a part does not say more."""
+        return inputs
 
     @abstractmethod
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
@@ -193,14 +201,8 @@ class Part(ABC):
         """Output [B, m*O, ...] for m networks; parameters [m, ...], x [B, m*I, ...]."""
 
 
-class ImagePart(Part):
-    """A part that takes and gives features [B, C, H, W]."""
-
-    topology = IMAGES
-
-
 @dataclass(frozen=True)
-class Conv(ImagePart):
+class Conv(Part):
     """Same-padded convolution, then group norm and ReLU where asked for."""
 
     outputs: Width = CHANNELS
@@ -240,15 +242,8 @@ class Conv(ImagePart):
         return F.relu(out, inplace=True) if self.relu else out
 
 
-class SameWidth:
-    """Gives as many channels as it takes."""
-
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        return inputs
-
-
 @dataclass(frozen=True)
-class Depthwise(SameWidth, ImagePart):
+class Depthwise(Part):
     """Same-padded convolution of every channel by itself."""
 
     kernel: int = 3  # pixels along a side, odd
@@ -268,11 +263,11 @@ class Depthwise(SameWidth, ImagePart):
         return (convolution(inputs, inputs, self.kernel, groups=inputs),)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
-        return batched.depthwise_conv2d(x, *parameters)
+        return batched.conv2d(x, *parameters)
 
 
 @dataclass(frozen=True)
-class SoftNorm(SameWidth, ImagePart):
+class SoftNorm(Part):
     """x + tanh(strength) (group norm(x) - x)."""
 
     start: Start = ZEROS  # of the strength: at 0 it changes nothing
@@ -308,10 +303,9 @@ class Squeeze:
     def parameters(self, inputs: int, outputs: int, channels: int) -> tuple[Parameter, ...]:
         """Weight [H, I] and, where it has one, bias [H], then weight [O, H] and bias [O]."""
         hidden = self.hidden.of(channels)
-        first = [SPREAD.tensor((hidden, inputs), inputs)]
-        first += [SPREAD.tensor((hidden,), inputs)] if self.hidden_bias else []
-        second = self.start.tensor((outputs, hidden), hidden)
-        return *first, second, self.bias_start.tensor((outputs,), hidden)
+        first = linear_parameters(inputs, hidden, bias=self.hidden_bias)
+        second = linear_parameters(hidden, outputs, self.start, bias=False)
+        return *first, *second, self.bias_start.tensor((outputs,), hidden)
 
     def products(self, inputs: int, outputs: int, channels: int) -> int:
         """Multiplications of an image; the mean is not counted."""
@@ -332,7 +326,7 @@ class Squeeze:
 
 
 @dataclass(frozen=True)
-class Excite(SameWidth, ImagePart):
+class Excite(Part):
     """x times a number per channel and image, from a squeeze of x (Hu et al. 2018)."""
 
     squeeze: Squeeze

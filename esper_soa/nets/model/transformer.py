@@ -14,7 +14,7 @@ from esper_soa.config.nets import TaskConfig
 from esper_soa.nets import sequences
 from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.model import segments
-from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter, norm_parameters
+from esper_soa.nets.model.parts import LayerSpec, Parameter, linear_parameters, norm_parameters
 
 MIB = 2**20
 FLOAT = 4  # bytes of a number
@@ -109,14 +109,10 @@ class Layers(segments.StatelessSegment):
     def parameters(self) -> tuple[Parameter, ...]:
         """Per layer weight and bias of norm, queries to values, projection, norm, MLP's two."""
         width = self.width
+        sizes = (width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)
+        attend, project, hide, give = (linear_parameters(*size) for size in sizes)
         norm = norm_parameters(width)
-
-        def linear(inputs: int, outputs: int) -> tuple[Parameter, ...]:
-            return SPREAD.tensor((outputs, inputs), inputs), SPREAD.tensor((outputs,), inputs)
-
-        attention = *norm, *linear(width, 3 * width), *linear(width, width)
-        perceptron = *norm, *linear(width, 4 * width), *linear(4 * width, width)
-        return (*attention, *perceptron) * self.count
+        return (*norm, *attend, *project, *norm, *hide, *give) * self.count
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -226,7 +222,8 @@ class TiedHead(segments.StatelessSegment):
     ) -> segments.Scores:
         rows = self._rows(run, values.parameters, x)
         targets = labels.transpose(0, 1).flatten(1)
-        losses, right = sequences.summed_token_loss(rows, values.parameters[2], targets, self.most)
+        given = rows, values.parameters[2], targets, self.most
+        losses, right = sequences.SummedTokenLoss.apply(*given)
         return losses / targets.shape[1], right.sum(1)
 
     def measure(
@@ -234,7 +231,7 @@ class TiedHead(segments.StatelessSegment):
     ) -> tuple[Tensor, Tensor]:
         targets = labels.transpose(0, 1).flatten(1)
         found = [
-            sequences.summed_token_loss(rows, folded[2], targets, self.most)
+            sequences.SummedTokenLoss.apply(rows, folded[2], targets, self.most)
             for rows in (self._rows(run, folded, part) for part in x.split(labels.shape[0]))
         ]
         return found[row][0], torch.stack([right.sum(1) for _, right in found])

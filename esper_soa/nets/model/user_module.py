@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper_soa.config.nets import IMAGES, TOPOLOGIES
 from esper_soa.config.registry import BLUEPRINT, reference_to
-from esper_soa.nets.model.parts import LayerSpec, Parameter, SameWidth
+from esper_soa.nets.model.parts import LayerSpec, Parameter, Part
 
 Factory = Callable[[int], nn.Module]
 GENERATOR_USED = threading.Lock()  # torch's generator is one for all threads
@@ -93,7 +93,7 @@ def count_products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
 
 
 @dataclass(frozen=True)
-class UserModule(SameWidth):
+class UserModule(Part):
     """A seed: a module that maps features [B, C, ...] to features of that shape."""
 
     make: Factory  # of the channels of a slot
@@ -110,9 +110,9 @@ class UserModule(SameWidth):
         size = round(positions ** (1 / max(axes, 1)))
         return _seed_products(self.make, (channels, *[size] * axes))
 
-    def layers(self, inputs: int, channels: int) -> list[LayerSpec]:
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
         """The module itself, by the name of what makes it."""
-        return [LayerSpec("own", reference_to(BLUEPRINT, self.make), {"channels": channels})]
+        return (LayerSpec("own", reference_to(BLUEPRINT, self.make), {"channels": channels}),)
 
     def initial_rows(self, channels: int, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [m, parameters] from streams `keys` (int64 [m])."""
