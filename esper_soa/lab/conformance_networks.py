@@ -17,7 +17,7 @@ from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_fo
 from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.segments import FeatureShape
 from esper_soa.nets.model.user_segment import UserHost
-from esper_soa.nets.seeds.seeds import SeedFiller
+from esper_soa.nets.seeds.seeds import TrainingSeeds
 
 NETS = 3  # networks and images of a trial
 IMAGES = 4
@@ -68,7 +68,7 @@ def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
     shape = hosts.host_shape(TaskConfig(num_classes=classes), (), host=host)
     keys = streams.stream_keys(0, streams.HOST_INIT, (0,), torch.arange(NETS))
     labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
-    filler = SeedFiller([], NETS)
+    filler = TrainingSeeds([], NETS)
 
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
         parameters = shape.parameters.unpack(rows)

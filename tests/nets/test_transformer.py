@@ -32,7 +32,7 @@ from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
 from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.seeds import pools
-from esper_soa.nets.seeds.seeds import SeedFiller
+from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
 from esper_soa.training.build import build_world
 from esper_soa.training.profile import PhaseProfile
@@ -315,7 +315,7 @@ def test_dropout_is_in_every_place_of_training_and_in_none_of_validation() -> No
 
     def losses(noise):
         parameters = shape.parameters.unpack(rows)
-        return train_loss(shape, parameters, [], (x, y), SeedFiller([], 1), noise)[0]
+        return train_loss(shape, parameters, [], (x, y), TrainingSeeds([], 1), noise)[0]
 
     real = sequences.dropout_factors
     with pytest.MonkeyPatch.context() as patch:

@@ -26,7 +26,7 @@ from esper_soa.nets.model.host import (
 from esper_soa.nets.model.user_module import Factory
 from esper_soa.nets.model.user_parts import task_shape, task_slots
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
-from esper_soa.nets.seeds.seeds import SeedFiller
+from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
 from esper_soa.runtime.memory import needs
 from esper_soa.training.build import build_rules, build_world
@@ -96,7 +96,7 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
     labels = torch.arange(BATCH * NETS).view(BATCH, NETS) % CLASSES
     leaf = rows.clone().requires_grad_()
     x = images()
-    seeds = SeedFiller([], NETS)
+    seeds = TrainingSeeds([], NETS)
     for _ in range(2):
         parameters = shape.parameters.unpack(leaf)
         losses, correct = train_loss(shape, parameters, statistics, (x, labels), seeds)
@@ -128,7 +128,7 @@ def test_a_chain_is_validated_with_the_buffers_of_each_network(name: str, shared
     folded = fold_batch_norm(shape, shape.parameters.unpack(rows), shape.statistics.unpack(kept))
     with torch.no_grad():
         given = x[:, :3].contiguous(memory_format=torch.channels_last) if shared else x
-        out = evaluate_forward(shape, folded, given, SeedFiller([], NETS))
+        out = evaluate_forward(shape, folded, given, TrainingSeeds([], NETS))
         for env in range(NETS):
             host = alone(name, env).double().eval()
             start = 0

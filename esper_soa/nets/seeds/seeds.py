@@ -1,9 +1,10 @@
 """Seeds at work in a chunk of networks: rows gathered, blended into the host, written back.
 
-Given groups from seed_plan.py; the engine in torch trains and validates through `SeedFiller`.
+Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates
+through its own filler.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -129,13 +130,12 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
                 pool[name][:, part].index_copy_(0, group.rows, numbers)
 
 
+@dataclass
 class SeedFiller:
     """Fills the slots of a pass with groups of seeds."""
 
-    def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
-        """num_nets: n, of the pass."""
-        self.actives = actives
-        self.num_nets = num_nets
+    actives: list[ActiveGroup]
+    num_nets: int  # n, of the pass
 
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
@@ -164,3 +164,12 @@ class SeedFiller:
             return x
         places = torch.cat([net for net in nets if net is not None])
         return batched.put_nets(x, places, self.num_nets, torch.cat(values, dim=1))
+
+
+class TrainingSeeds(SeedFiller):
+    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
+
+    def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
+        self.leaves = [one.params.detach().requires_grad_(not one.group.frozen) for one in actives]
+        both = zip(actives, self.leaves, strict=True)
+        super().__init__([replace(active, params=leaf) for active, leaf in both], num_nets)

@@ -6,7 +6,7 @@ every host its own gradient. In validation seeds run only in the rows in which t
 (subsets.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,7 @@ from esper_soa.nets.model.host import evaluate_loss, fold_batch_norm, train_loss
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
-from esper_soa.nets.seeds.seeds import ActiveGroup, SeedFiller, gather_rows, scatter_rows_
+from esper_soa.nets.seeds.seeds import SeedFiller, TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.seeds.subsets import Branch, Job
 from esper_soa.nets.sgd import Rules, update_
 from esper_soa.nets.workers import Call
@@ -95,9 +95,7 @@ class TrainingChunk:
         shape = self.shared.nets.shape
         dtype = self.shared.nets.precision
         leaf = self.params.detach().requires_grad_()
-        rows = [one.params.detach().requires_grad_(not one.group.frozen) for one in self.actives]
-        both = zip(self.actives, rows, strict=True)
-        seeds = SeedFiller([replace(one, params=own) for one, own in both], labels.shape[1])
+        seeds = TrainingSeeds(self.actives, labels.shape[1])
         with precision.autocast(dtype, inputs.device):
             batch_inputs = precision.as_input(inputs, dtype), labels
             parameters = shape.parameters.unpack(leaf)
@@ -106,7 +104,7 @@ class TrainingChunk:
         self.loss += losses.detach()
         self.correct += correct
         self.seen += labels[:, 0].numel()
-        leaves = [leaf, *(own for own in rows if own.requires_grad)]
+        leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
         scaled = losses if self.scales is None else losses * self.scales.scale
         return list(torch.autograd.grad(scaled.sum(), leaves))
 
@@ -149,15 +147,12 @@ class TrainingChunk:
             self.scales.write_back_(envs)
 
 
+@dataclass
 class SubsetSeeds(SeedFiller):
     """Fills the slots of a validation pass; ablated slots split alpha rows, others apply to all."""
 
-    def __init__(
-        self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int
-    ) -> None:
-        super().__init__(actives, num_nets)
-        self.plan = plan
-        self.batch = batch
+    plan: dict[int, Branch]  # of the ablated slots
+    batch: int  # B
 
     def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         branch = self.plan.get(slot)
