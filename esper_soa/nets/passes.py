@@ -16,13 +16,12 @@ from torch import Tensor
 
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
-from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
 from esper_soa.nets.seeds.seed_plan import SeedPlan, seed_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.sgd import Rules, rules_of
 from esper_soa.nets.workers import Call, chunks, run_pieces
-from esper_soa.state import STATE_FLOAT, GradientStats
+from esper_soa.state import STATE_FLOAT, GradientStats, initial
 
 Feed = TypeVar("Feed")
 Gradients = dict[str, Tensor]  # fields of GradientStats [N, S]
@@ -85,7 +84,8 @@ class PieceEngine(ABC):
         shared = Pass(nets, weights, alpha, plan, feed)
         train_chunk_ = self.trainer(shared, num_batches, rules or rules_of(nets.task))
         device = alpha.device
-        gradients = unmeasured_statistics(alpha.shape, device)
+        stats = initial(GradientStats, alpha.shape, device)
+        gradients = dict(stats.items())
         parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
         parts = [envs for envs in parts if envs.size]
         pieces = [partial(train_chunk_, envs, gradients) for envs in parts]
@@ -94,7 +94,6 @@ class PieceEngine(ABC):
         for envs, result in zip(parts, run_pieces(pieces, nets.workers), strict=True):
             numbers = upload(envs, device)
             loss[numbers], accuracy[numbers] = (part.to(STATE_FLOAT) for part in result)
-        stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
         return TrainReport(loss, accuracy, stats)
 
     def validate(

@@ -18,8 +18,8 @@ from esper_soa.nets import batched
 from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
+    GATE,
     Architecture,
-    gate_forward,
     gate_table,
     initial_seeds,
     num_codes,
@@ -117,7 +117,7 @@ def test_flop_and_parameters_are_as_torch_counts(blueprint: Architecture, channe
     found = training_flop(shape, CPU).seed[0, blueprint.code]
     assert found == 3 * counted(lambda: seed_forward(blueprint, parameters, x))
     gate = gate_table(channels).unpack(torch.empty(1, gate_table(channels).total, device="meta"))
-    assert training_flop(shape, CPU).gate[0] == 3 * counted(lambda: gate_forward(gate, x))
+    assert training_flop(shape, CPU).gate[0] == 3 * counted(lambda: GATE.forward(gate, x))
     numbers = sum(parameter.numel() for parameter in parameters)
     assert parameter_counts(EXTENDED, shape.slots[0])[blueprint.code] == numbers
     assert parameter_table(shape, CPU).seed[0, blueprint.code] == numbers

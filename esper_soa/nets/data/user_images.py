@@ -87,8 +87,7 @@ def images(
         named = {"train": train} | others
         if val is not None or val_labels is not None:
             named |= validation
-        arrays = {argument: _numpy(argument, value) for argument, value in named.items()}
-        parts = [lazy_array(argument, array) for argument, array in arrays.items()]
+        parts = [lazy_array(argument, _numpy(argument, value)) for argument, value in named.items()]
         result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
     result = replace(result, name=str(name or result.name))
     LOGGER.info("data     %s", result)

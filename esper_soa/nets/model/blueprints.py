@@ -169,11 +169,6 @@ def seed_layers(blueprint: Architecture, channels: int) -> list[LayerSpec]:
     ]
 
 
-def gate_layer(channels: int) -> LayerSpec:
-    """The gate network that GATE adds, as a plain module."""
-    return GATE.layer("Squeeze", channels, 1, channels)
-
-
 def initial_seeds(
     blueprint: Architecture, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype
 ) -> Tensor:
@@ -212,8 +207,3 @@ def seed_forward(blueprint: Architecture, parameters: list[Tensor], x: Tensor) -
         count = len(part.parameters(1, 1))  # the same in every slot
         out = part.forward(list(islice(rest, count)), out)
     return x + out if blueprint.residual else out
-
-
-def gate_forward(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Gate [B, m] in (0, 1) of features x [B, m*C, ...]; `parameters` as of `gate_table`."""
-    return GATE.forward(parameters, x).squeeze(-1)

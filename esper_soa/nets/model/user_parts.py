@@ -37,7 +37,7 @@ from esper_soa.nets.model.host import (
 from esper_soa.nets.model.parts import Table, are_parts
 from esper_soa.nets.model.segments import FeatureShape, Forward
 from esper_soa.nets.model.user_module import UserModule, make_module
-from esper_soa.nets.model.user_segment import UserHost
+from esper_soa.nets.model.user_segment import UserHost, children_of
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 PROBE_SEED = 1
@@ -310,7 +310,7 @@ def _kept_findings(module: nn.Sequential) -> list[str]:
 
 def _shape_findings(host: UserHost) -> list[str]:
     """What comes out of the segments."""
-    *inner, last = host.children
+    *inner, last = children_of(host)
     findings = []
     if last.output_shape != (host.classes,):
         shape = ", ".join(map(str, ("B", *last.output_shape)))
@@ -322,6 +322,7 @@ def _shape_findings(host: UserHost) -> list[str]:
     return findings
 
 
+@torch.no_grad()
 def _batched_findings(host: UserHost) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
     shape = host_shape(TaskConfig(), (), host=host)
@@ -332,14 +333,13 @@ def _batched_findings(host: UserHost) -> list[str]:
         x = torch.zeros(NUM_PROBED, NUM_PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
         buffers = shape.statistics.unpack(statistics.clone())
         buffers = [one.reshape(-1) for one in buffers] if training else buffers
-        for segment, values in split_values(host.children, parameters, buffers):
+        for segment, values in split_values(children_of(host), parameters, buffers):
             what = f"its segment {segment.plain_parts()[0].name}"
             try:
-                with torch.no_grad():
-                    if training:
-                        x = segment.train(run, values, x)
-                    else:
-                        x = segment.infer(run, segment.fold(values), x)
+                if training:
+                    x = segment.train(run, values, x)
+                else:
+                    x = segment.infer(run, segment.fold(values), x)
             except registry.RAISED as error:
                 mode = f"for several networks in {'training' if training else 'eval'} mode"
                 raised = f"raises {type(error).__name__} {mode}: {one_line(error)}"

@@ -97,14 +97,10 @@ class UserHead(UserSegment, Classifier):
     """The last child of a user's host, which gives the logits."""
 
     def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
-        return self._logits(super().train(run, values, x))
+        return super().train(run, values, x).unflatten(1, (-1, self.host.classes))
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        return self._logits(super().infer(run, folded, x))
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """x [B, n*classes] as [B, n, classes]."""
-        return x.unflatten(1, (-1, self.host.classes))
+        return super().infer(run, folded, x).unflatten(1, (-1, self.host.classes))
 
 
 @dataclass(frozen=True)
@@ -118,14 +114,9 @@ class UserHost:
     def modules(self) -> "UserHost":
         return self
 
-    @property
-    def children(self) -> tuple[UserSegment, ...]:
-        """Its segments without slots, in order; the last gives the logits."""
-        return _children(self)
-
     def segments(self, slots: SlotNumbers) -> tuple[UserSegment, ...]:
         """The segments with their slots; the last is the head."""
-        *body, last = self.children
+        *body, last = children_of(self)
         segments = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
         return *segments, UserHead(**vars(last))
 
@@ -134,12 +125,12 @@ class UserHost:
 
 
 @lru_cache(maxsize=256)
-def _children(host: UserHost) -> tuple[UserSegment, ...]:
-    """The children of the host in eval mode, with one image."""
+def children_of(host: UserHost) -> tuple[UserSegment, ...]:
+    """The segments of the host without slots, in order; the last gives the logits."""
     module = user_module.make_module(host.make, host.classes, user_module.SKELETON_SEED)
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"{type(module).__name__} is no nn.Sequential")
-    x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+    x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)  # in eval mode, one image
     children = []
     for number, (name, child) in enumerate(module.eval().named_children()):
         out, products = user_module.count_products(child, x)

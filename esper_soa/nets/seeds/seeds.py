@@ -14,8 +14,8 @@ from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets import batched
 from esper_soa.nets.model.blueprints import (
+    GATE,
     Architecture,
-    gate_forward,
     gate_table,
     seed_forward,
     seed_table,
@@ -83,8 +83,8 @@ class ActiveGroup:
         if group.blend == Blend.ADD:
             return batched.interpolate(host, seed, self.alpha)
         table = gate_table(self.channels)
-        gates = gate_forward(table.unpack(self.params[:, -table.total :]), inputs)
-        return batched.interpolate(host, seed, self.alpha * gates)
+        gates = GATE.forward(table.unpack(self.params[:, -table.total :]), inputs)
+        return batched.interpolate(host, seed, self.alpha * gates.squeeze(-1))
 
 
 def _columns(shape: HostShape, group: Group, width: int) -> list[slice]:
