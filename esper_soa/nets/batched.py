@@ -39,8 +39,7 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tenso
     those of networks of one channel, columns of a pool, are not.
     """
     scale = weight.reshape(-1).contiguous()
-    shift = bias.reshape(-1)
-    return F.batch_norm(x, mean, var, scale, shift, True, BATCH_NORM_MOMENTUM, NORM_EPS)
+    return F.batch_norm(x, mean, var, scale, bias.reshape(-1), True, BATCH_NORM_MOMENTUM, NORM_EPS)
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:

@@ -209,8 +209,7 @@ def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, i
     longer = max(height, width)
     size = IMAGE_SIZE
     allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
-    fits = rule != "pad" or longer <= size
-    check(fits, setting, rule, allowed, f"Hosts see {size}x{size}.")
+    check(rule != "pad" or longer <= size, setting, rule, allowed, f"Hosts see {size}x{size}.")
     if rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size):
         return height, width
     if rule == "stretch":

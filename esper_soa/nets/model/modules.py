@@ -251,12 +251,11 @@ class GrownNetwork(nn.Sequential):
         begin = Normalise(inputs["mean"], inputs["std"]) if "mean" in inputs else nn.Identity()
         self.add_module("input", begin)
         for part in spec["host"]:
-            kind = ResidualModule if part.get("residual") else nn.Sequential
-            self.add_module(part["name"], sequence(part["layers"], kind, "host"))
+            segment = sequence(part["layers"], bool(part.get("residual")), "host")
+            self.add_module(part["name"], segment)
             for seed in spec["seeds"]:
                 if seed["after"] == part["name"]:
-                    kind = ResidualModule if seed["residual"] else nn.Sequential
-                    grown = sequence(seed["layers"], kind, "blueprint")
+                    grown = sequence(seed["layers"], seed["residual"], "blueprint")
                     gate = [layer_of(seed["gate"])] if seed["gate"] else []
                     blend = BLENDS[seed["blend"]](seed["alpha"], *gate)
                     self.add_module(seed["slot"], Slot(grown, blend))
@@ -294,11 +293,9 @@ class GrownNetwork(nn.Sequential):
         return bytes(tokens[0].clamp(max=255).tolist()).decode(errors="replace")
 
 
-def sequence(
-    layers: list[dict], kind: type[nn.Sequential] = nn.Sequential, role: str = ""
-) -> nn.Sequential:
-    """Layers one after the other, by their names; `role` as in `layer_of`."""
-    module = kind()
+def sequence(layers: list[dict], residual: bool = False, role: str = "") -> nn.Sequential:
+    """Layers one after the other, by their names, or x + layers(x); `role` as in `layer_of`."""
+    module = ResidualModule() if residual else nn.Sequential()
     for layer in layers:
         module.add_module(layer["name"], layer_of(layer, role))
     return module

@@ -87,8 +87,7 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> bluepr
     setting = "task.blueprints"
     kinds = sorted({spec.topology for spec in slots})
     packaged = [one for kind in kinds for one in blueprints.PACKAGED.get(kind, ())]
-    packaged = [one for one in packaged if one.name in offered]
-    every = [blueprints.NOOP, *packaged]
+    every = [blueprints.NOOP, *(one for one in packaged if one.name in offered)]
     known = {one.name for one in every}
     for name in (name for name in offered if not registry.is_reference(name)):
         allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"

@@ -33,8 +33,7 @@ class RowLayout(NamedTuple):
 def row_layout(shape: HostShape, slot: int) -> RowLayout:
     """Widths of the rows of `slot`."""
     spec = shape.slots[slot]
-    seed = max(parameter_counts(shape.blueprints, spec))
-    return RowLayout(seed, gate_table(spec.channels).total)
+    return RowLayout(max(parameter_counts(shape.blueprints, spec)), gate_table(spec.channels).total)
 
 
 def allocate(
