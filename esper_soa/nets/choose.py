@@ -122,8 +122,7 @@ def _triton(trial: Trial, choice: EngineChoice, capture: bool) -> Engine:
     return cast(Engine, _gpu().load_engine(StepCache(capture, device=trial.device), choice))
 
 
-# By the names in config.ENGINES.
-ENGINES = {
+ENGINES = {  # by the names in config.ENGINES
     NATIVE: Kind(_native_obstacle, _native_engine, "cpu"),
     REFERENCE: Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
     "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda"),

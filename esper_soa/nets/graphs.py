@@ -208,8 +208,7 @@ def captured_call(
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 
 
-# What compute.cuda_graphs is about.
-PARTS = ("state machine", "policy", "gradient steps")
+PARTS = ("state machine", "policy", "gradient steps")  # what compute.cuda_graphs is about
 STATE, POLICY, GRADIENTS = PARTS
 
 

@@ -25,8 +25,7 @@ from esper_soa.state import STATE_FLOAT, GradientStats, initial
 
 Feed = TypeVar("Feed")
 Gradients = dict[str, Tensor]  # fields of GradientStats [N, S]
-# Trains the envs with these numbers and writes their rows of the gradients; loss [n] and accuracy
-# (percent) [n].
+# Trains these envs, writes their rows of the gradients; loss [n] and accuracy (percent) [n].
 TrainChunk = Callable[[np.ndarray, Gradients, Call], tuple[Tensor, Tensor]]
 # Validates the envs of a job; loss [n] of its first code and accuracy (percent) [n, codes].
 Measure = Callable[[Job, Call], tuple[Tensor, Tensor]]

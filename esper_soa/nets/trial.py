@@ -61,8 +61,7 @@ class TrialResult(NamedTuple):
 
     name: str
     dropped: str = ""  # why a run cannot have it; "" where it can
-    # Distance from torch in float32, relative, of the worst network; see `distances`.
-    error: float = math.nan
+    error: float = math.nan  # of the worst network, from torch in float32; see `distances`
     seconds: float = math.nan  # of the networks' part of an env-step of all envs
     memory: int = 0  # bytes at most, beyond the weights; 0 where the device does not say
 
@@ -76,8 +75,7 @@ class TrialResult(NamedTuple):
 Maker = Callable[[], Engine]
 Outcome = TypeVar("Outcome")
 Results = dict[str, Tensor]
-# by name of a result: of the worst network, and of all in the mean
-Distances = dict[str, tuple[float, float]]
+Distances = dict[str, tuple[float, float]]  # of the worst network, of all in the mean, by result
 
 
 def try_engines(

@@ -27,10 +27,8 @@ SCALED_AT_ONCE = 1024  # images, which take 100 kB each while they are scaled
 IMAGE_BYTES = IMAGE_SIZE * IMAGE_SIZE * IMAGE_CHANNELS  # as hosts see it
 CHANNELS = ("red", "green", "blue")
 MAX_LISTED = 20  # classes by name
-# pixels of the longer side from which `auto` pads: at least half of what hosts see is image
-PAD_FROM = 24
-# Levels of 256 by which a half is moved up before it is rounded: more than sums of doubles differ
-# from machine to machine.
+PAD_FROM = 24  # pixels of the longer side from which `auto` pads: half of what hosts see is image
+# Levels by which a half is moved up before it is rounded, as sums differ from machine to machine.
 NUDGE = 1e-6
 
 

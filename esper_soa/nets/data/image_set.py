@@ -50,8 +50,7 @@ class ImageSet:
     test_labels: Tensor  # int64 [E]
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
-    # Sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal.
-    identity: str
+    identity: str  # sha256 of images and labels, and what else hosts see of own ones, hexadecimal
     source: str  # a sentence: where they come from and how many there are
     # C of own images, which task.num_classes must be; None: any that holds the labels.
     num_classes: int | None = None
@@ -138,8 +137,7 @@ class DatasetEntry(NamedTuple):
     """A data set of a list from which envs take one in turn."""
 
     source: BatchSource
-    # Where its samples begin in the parts of all, see `join_sets`.
-    train: int = 0
+    train: int = 0  # where its samples begin in the parts of all, see `join_sets`
     validation: int = 0
     test: int = 0
 

@@ -37,8 +37,7 @@ class ImageCrops(NamedTuple):
     """Images that are still to be cut from a bank."""
 
     bank: "ImageBank"
-    # Int64 [n, B]: bytes of the bank at which they begin; n = 1 where networks share them.
-    first: Tensor
+    first: Tensor  # int64 [n, B], bytes of the bank at which they begin; n = 1 where all share them
     labels: Tensor  # int64 [n, B]; -1 does not count
 
 

@@ -41,8 +41,7 @@ class Classifier(ABC):
         correct = (logits.argmax(-1) == targets).sum(1)
         main = logits[row].flatten(0, 1)
         losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
-        # One contiguous row per network: its sum is rounded the same way whoever is validated
-        # beside it.
+        # One contiguous row per network: its sum is rounded alike, whoever is validated beside it.
         return losses.unflatten(0, targets.shape).T.contiguous().sum(1), correct
 
 

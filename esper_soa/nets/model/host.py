@@ -224,9 +224,7 @@ def evaluate_loss(
     filler: SlotFiller,
     row: int,
 ) -> tuple[Tensor, Tensor]:
-    """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n], with running
-    statistics; `batch` and `filler` as above.
-    """
+    """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n]; else as above."""
     run, x = _features(shape, folded, batch[0], filler)
     return shape.head.measure(run, folded[-1], x, batch[1], row)
 

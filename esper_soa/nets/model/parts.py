@@ -345,8 +345,7 @@ class Excite(Part):
         return x * self.squeeze.forward(parameters, x).flatten(1)[..., None, None]
 
 
-# Those that engines with kernels of their own know.
-KernelPart = Conv | Depthwise | SoftNorm | Excite
+KernelPart = Conv | Depthwise | SoftNorm | Excite  # that engines with kernels of their own know
 
 
 def are_parts(value: object) -> bool:

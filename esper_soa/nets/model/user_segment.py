@@ -53,8 +53,7 @@ class UserSegment:
         return math.prod(self.output_shape)
 
     def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
-        # Copies: a batch norm keeps its buffers for the backward pass, and must not see them move
-        # once more.
+        # copies: a batch norm keeps its buffers for the backward pass, which must not see them move
         rows = zip(values.statistics, self.statistics, strict=True)
         buffers = [one.view(run.num_nets, *like.shape).clone() for one, like in rows]
         out, moved = self._call(run, values.parameters, buffers, x, True)
