@@ -62,7 +62,6 @@ class ImageSet:
     first_env: int = 0
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on `device`."""
         tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
         return replace(self, **{name: one.to(device) for name, one in tensors.items()})  # type: ignore[arg-type]
 

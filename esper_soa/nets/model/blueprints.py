@@ -176,9 +176,8 @@ def initial_seeds(
     if blueprint.module is not None:
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
-    rows = table.initial(keys, dtype)
-    initial_cleared = table.spread([one.cleared for one in table.parameters], keys.device)
-    return torch.where(multiply[:, None] & initial_cleared, torch.zeros_like(rows), rows)
+    cleared = table.spread([one.cleared for one in table.parameters], keys.device)
+    return table.initial(keys, dtype).masked_fill(multiply[:, None] & cleared, 0.0)
 
 
 def parameter_counts(blueprints: Blueprints, slot: SlotSpec) -> list[int]:

@@ -69,17 +69,17 @@ class Table(NamedTuple):
         if not self.parameters:
             return rows
         facts = zip(*[(one.bound, one.value, one.std) for one in self.parameters], strict=True)
-        columns = [self.spread(one, keys.device).to(dtype) for one in facts]
+        columns = torch.stack([self.spread(one, keys.device) for one in facts]).to(dtype)
         width = max(1, DRAWN // max(1, keys.shape[0]))
-        places = torch.arange(self.total, device=keys.device)
-        parts = (rows.split(width, dim=1), *(one.split(width) for one in (places, *columns)))
-        for own, counters, bound, value, std in zip(*parts, strict=True):
-            draws = streams.uniform(keys[:, None], counters, dtype)
+        for start in range(0, self.total, width):
+            bound, value, std = columns[:, start : start + width]
+            places = torch.arange(start, start + len(bound), device=keys.device)
+            draws = streams.uniform(keys[:, None], places, dtype)
             drawn = value + bound * (2 * draws - 1)
             if any(one.std for one in self.parameters):
                 normal = std > 0
                 drawn[:, normal] += std[normal] * normal_numbers(draws[:, normal])
-            own.copy_(drawn)
+            rows[:, start : start + width] = drawn
         return rows
 
 
@@ -164,7 +164,6 @@ def _check_kernel(size: int) -> None:
 
 
 def _group_norm(channels: int) -> Arguments:
-    """What a group norm is made with."""
     return {"num_groups": norm_groups(channels), "num_channels": channels, "eps": NORM_EPS}
 
 

@@ -261,7 +261,6 @@ def host_findings(host: Host, classes: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)  # several parts of a program ask for it
 def _sequential_findings(host: UserHost) -> tuple[str, ...]:
-    """What keeps hosts of modules from being trained."""
     findings = list[str]()
     with registry.collect_faults(findings):
         module = make_module(host.make, host.classes, PROBE_SEED)
@@ -308,7 +307,6 @@ def _kept_findings(module: nn.Sequential) -> list[str]:
 
 
 def _shape_findings(host: UserHost) -> list[str]:
-    """What comes out of the segments."""
     *inner, last = children_of(host)
     findings = []
     if last.output_shape != (host.classes,):
