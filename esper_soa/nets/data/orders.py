@@ -55,9 +55,8 @@ class SampleOrders:
                 self.order = random_permutations(fold(self.keys, pass_number), self.dataset_size)
                 self.pass_number = pass_number
             return self.order[:, columns]
-        keys = fold(self.keys, pass_number)
         places = torch.arange(columns.start, columns.stop, device=self.keys.device)
-        parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
+        parts = fold(self.keys, pass_number).split(max(1, SORT_ELEMENTS // len(places)))
         found = [permutation_values(part, places, self.dataset_size) for part in parts]
         return torch.cat([part.int() for part in found])
 

@@ -47,9 +47,8 @@ class HostChain:
     @classmethod
     def of_task(cls, task: TaskConfig) -> "HostChain":
         """The blocks that the settings describe."""
-        kernel = task.kernel_size
         count = range(task.num_blocks)
-        blocks = tuple(ConvBlock(task.channels(i), kernel, task.pooled(i)) for i in count)
+        blocks = tuple(ConvBlock(task.channels(i), task.kernel_size, task.pooled(i)) for i in count)
         return cls(blocks, task.num_classes)
 
     def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
@@ -145,9 +144,8 @@ def host_shape(
     host: a user's in place of that of the settings. ValueError where one of its segments does not
     take what the one before it gives.
     """
-    numbers = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     host = HOSTS[task.host](task) if host is None else host
-    segments = host.segments(numbers)
+    segments = host.segments({(spec.row, spec.block): index for index, spec in enumerate(slots)})
     for number, (one, following) in enumerate(zip(segments[:-1], segments[1:], strict=True), 1):
         if one.output_shape != following.input_shape:
             shapes = f"{list(following.input_shape)}, not {list(one.output_shape)}"

@@ -220,9 +220,8 @@ class TiedHead(segments.StatelessSegment):
     def train_loss(
         self, run: segments.Forward, values: segments.Values, x: Tensor, labels: Tensor
     ) -> segments.Scores:
-        rows = self._rows(run, values.parameters, x)
         targets = labels.transpose(0, 1).flatten(1)
-        given = rows, values.parameters[2], targets, self.most
+        given = self._rows(run, values.parameters, x), values.parameters[2], targets, self.most
         losses, right = sequences.SummedTokenLoss.apply(*given)
         return losses / targets.shape[1], right.sum(1)
 

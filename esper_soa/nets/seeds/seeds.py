@@ -91,10 +91,9 @@ def _columns(shape: HostShape, group: Group, width: int) -> list[slice]:
     """Columns of the group's numbers in a row of so many: of seed and gate in a row of parameters,
     in each part of what an optimizer keeps, and its count.
     """
-    channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
-    seed = seed_table(shape.blueprint(group.blueprint), channels).total
+    seed = seed_table(shape.blueprint(group.blueprint), shape.slots[group.slot].channels).total
     parts, count = divmod(width, sum(layout))
     columns = list[slice]()
     for first in range(0, parts * sum(layout), sum(layout)):

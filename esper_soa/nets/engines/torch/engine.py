@@ -97,9 +97,8 @@ class TrainingChunk:
         leaf = self.params.detach().requires_grad_()
         seeds = TrainingSeeds(self.actives, labels.shape[1])
         with precision.autocast(dtype, inputs.device):
-            batch_inputs = precision.as_input(inputs, dtype), labels
+            rest = (precision.as_input(inputs, dtype), labels), seeds, noise
             parameters = shape.parameters.unpack(leaf)
-            rest = batch_inputs, seeds, noise
             losses, correct = train_loss(shape, parameters, self.statistics, *rest)
         self.loss += losses.detach()
         self.correct += correct
