@@ -4,6 +4,7 @@ Both are made once, and kept in the user's cache folder.
 """
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator
 from importlib import import_module
@@ -93,10 +94,8 @@ def _folder() -> Path:
 def _kept(path: Path, count: int) -> np.ndarray | None:
     """The tokens of the file, below `count`; None where there is none, or something else."""
     try:
-        if not path.is_file() or path.stat().st_size % 4:
-            return None
         numbers = np.memmap(path, np.int32, "c")
-    except (OSError, ValueError):  # ValueError: nothing is in it
+    except (OSError, ValueError):  # ValueError: nothing is in it, or part of a number
         return None
     tokens = numbers[SEAL:]
     if not tokens.size or numbers[:SEAL].tobytes() != hashlib.sha256(tokens.data).digest():
@@ -106,10 +105,6 @@ def _kept(path: Path, count: int) -> np.ndarray | None:
 
 def _pieces(content: np.ndarray) -> Iterator[str]:
     """The text in pieces that end with a line."""
-    text = content.tobytes()
-    start = 0
-    while start < len(text):
-        end = text.find(b"\n", start + PIECE)
-        end = len(text) if end < 0 else end + 1
-        yield text[start:end].decode()
-        start = end
+    stream = io.BytesIO(content.tobytes())
+    while lines := stream.readlines(PIECE + 1):
+        yield b"".join(lines).decode()
