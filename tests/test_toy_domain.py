@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused_in_the_words_of_the_domain(
 
 def test_segments_that_do_not_fit_make_no_chain() -> None:
     segments = Embed(), Embed(), Tagger()
-    host = SimpleNamespace(modules=None, segments=lambda _: segments)
+    host = SimpleNamespace(segments=lambda _: segments)
     with pytest.raises(
         ValueError, match=r"segment 1 of the host takes features \[6\], not \[8, 6\]"
     ):

@@ -7,7 +7,7 @@ the loss.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,8 +42,6 @@ class HostChain:
     parts: tuple[HostPart, ...]
     classes: int
 
-    modules = None  # rows begin as the tables of parameters say
-
     @classmethod
     def of_task(cls, task: TaskConfig) -> "HostChain":
         """The blocks that the settings describe."""
@@ -61,8 +59,9 @@ class HostChain:
         return *segments, MeanLinear(shape, self.classes)
 
 
+@runtime_checkable
 class InitialRows(Protocol):
-    """Whatever makes the first rows of hosts whose parameters say nothing about it."""
+    """A Host that makes the first rows itself, as tables of its parameters say nothing about it."""
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Rows of parameters and running statistics [n, ...] from streams `keys` (int64 [n])."""
@@ -117,11 +116,7 @@ class HostShape(NamedTuple):
 
 
 class Host(Protocol):
-    """Hosts as settings or a user describe them; static, as segments are."""
-
-    @property
-    def modules(self) -> InitialRows | None:
-        """As of HostShape."""
+    """Hosts as settings or a user describe them; static, as segments are. See InitialRows."""
 
     def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
         """The segments with their slots; the last gives the logits."""
@@ -152,7 +147,8 @@ def host_shape(
             raise ValueError(f"segment {number} of the host takes features {shapes}")
     parameters = Table(tuple(one for segment in segments for one in segment.parameters))
     statistics = Table(tuple(one for segment in segments for one in segment.statistics))
-    return HostShape(tuple(segments), slots, parameters, statistics, blueprints, host.modules)
+    modules = host if isinstance(host, InitialRows) else None
+    return HostShape(tuple(segments), slots, parameters, statistics, blueprints, modules)
 
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:

@@ -246,8 +246,6 @@ class Transformer:
 
     task: TaskConfig
 
-    modules = None  # rows begin as the tables of parameters say
-
     def segments(self, slots: segments.SlotNumbers) -> tuple[Embedding | Layers | TiedHead, ...]:
         """Embedding, segments of layers, head."""
         cfg = self.task.transformer

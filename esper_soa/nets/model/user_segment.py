@@ -109,10 +109,6 @@ class UserHost:
     make: user_module.Factory  # of the number of classes
     classes: int
 
-    @property
-    def modules(self) -> "UserHost":
-        return self
-
     def segments(self, slots: SlotNumbers) -> tuple[UserSegment, ...]:
         """The segments with their slots; the last is the head."""
         *body, last = children_of(self)
