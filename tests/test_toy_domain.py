@@ -4,6 +4,7 @@ import importlib
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import esper_soa
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.agent.slots import place_table
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import DataConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
@@ -31,7 +32,7 @@ from esper_soa.nets.data import streams
 from esper_soa.nets.data.orders import validation_order
 from esper_soa.nets.model.blueprints import BLUEPRINTS, parameter_counts
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.nets.model.host import chain_shape
+from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.state import EnvState
 from esper_soa.training.build import build_world, trial_of
@@ -190,10 +191,12 @@ def test_what_does_not_fit_is_refused_in_the_words_of_the_domain(
 
 
 def test_segments_that_do_not_fit_make_no_chain() -> None:
+    segments = Embed(), Embed(), Tagger()
+    host = SimpleNamespace(segments=lambda _: segments)
     with pytest.raises(
         ValueError, match=r"segment 1 of the host takes features \[6\], not \[8, 6\]"
     ):
-        chain_shape((Embed(), Embed(), Tagger()), ())
+        host_shape(TaskConfig(), (), host=host)
 
 
 # --- its networks and batches

@@ -209,8 +209,6 @@ class Tagger(StatelessSegment, Classifier):
 class Tagging:
     """A word embedding, two residual segments, a head; slots behind all but the last."""
 
-    modules = None
-
     def segments(self, slots: SlotNumbers) -> tuple[Embed | Mix | Tagger, ...]:
         places = [slots.get((0, number), -1) for number in range(3)]
         return Embed(places[0]), Mix(1, places[1]), Mix(2, places[2]), Tagger()

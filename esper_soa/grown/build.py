@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
+from esper_soa.nets.model.blueprints import GATE, gate_table, seed_layers, seed_table
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.modules import GrownNetwork, network_of
 from esper_soa.nets.model.parts import LayerSpec, Table
@@ -84,7 +84,7 @@ def seed_specs(shape: HostShape, slot_contents: SlotContents) -> list[dict]:
                 "layers": _plain(seed_layers(blueprint, channels)),
                 "blend": BLEND_NAMES[slot_contents.blend[slot]],
                 "alpha": slot_contents.alpha[slot],
-                "gate": gate_layer(channels)._asdict() if gated else None,
+                "gate": GATE.layer("Squeeze", channels, 1, channels)._asdict() if gated else None,
             }
             specs.append(seed)
     return specs

@@ -15,16 +15,12 @@ BATCH_NORM_MOMENTUM = 0.1
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Same-padded convolution of x [B, n*I, H, W] with weight [n, O, I, k, k], bias [n, O]:
-    [B, n*O, H, W]; one dense convolution of x [B, I, H, W], the same images for every network.
+    [B, n*O, H, W]; one dense convolution of x [B, I, H, W], the same images for every network;
+    depthwise with weight [n, C, 1, k, k].
     """
     flat = None if bias is None else bias.reshape(-1)
     groups = x.shape[1] // weight.shape[2]
     return F.conv2d(x, weight.flatten(0, 1), flat, padding=weight.shape[-1] // 2, groups=groups)
-
-
-def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:
-    """Same-padded depthwise convolution of x [B, n*C, H, W] with weight [n, C, 1, k, k]."""
-    return F.conv2d(x, weight.flatten(0, 1), padding=weight.shape[-1] // 2, groups=x.shape[1])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -43,8 +39,7 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tenso
     those of networks of one channel, columns of a pool, are not.
     """
     scale = weight.reshape(-1).contiguous()
-    shift = bias.reshape(-1)
-    return F.batch_norm(x, mean, var, scale, shift, True, BATCH_NORM_MOMENTUM, NORM_EPS)
+    return F.batch_norm(x, mean, var, scale, bias.reshape(-1), True, BATCH_NORM_MOMENTUM, NORM_EPS)
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import SEQUENCES
@@ -74,8 +74,7 @@ def _native(trial: Trial) -> EngineChoice:
         own = nets.task.host_name, nets.shape, _blueprints(trial)
         reason = _kernel_obstacle(trial) or _cpu("engine").obstacle(*own)
     wanted = trial.device, TorchEngine(), nets.precision, reason, sequences
-    choice: EngineChoice = _cpu("proof").choose_native(*wanted)
-    return choice
+    return cast(EngineChoice, _cpu("proof").choose_native(*wanted))
 
 
 def _native_obstacle(trial: Trial) -> str:
@@ -114,21 +113,16 @@ def _graphs_obstacle(trial: Trial) -> str:
 
 
 def _native_engine(trial: Trial, choice: EngineChoice) -> Engine:
-    engine: Engine
     if _takes_sequences(trial):
-        engine = _cpu("sequences").SequenceEngine(choice, TorchEngine())
-    else:
-        engine = _cpu("engine").CpuEngine(choice)
-    return engine
+        return cast(Engine, _cpu("sequences").SequenceEngine(choice, TorchEngine()))
+    return cast(Engine, _cpu("engine").CpuEngine(choice))
 
 
 def _triton(trial: Trial, choice: EngineChoice, capture: bool) -> Engine:
-    engine: Engine = _gpu().load_engine(StepCache(capture, device=trial.device), choice)
-    return engine
+    return cast(Engine, _gpu().load_engine(StepCache(capture, device=trial.device), choice))
 
 
-# By the names in config.ENGINES.
-ENGINES = {
+ENGINES = {  # by the names in config.ENGINES
     NATIVE: Kind(_native_obstacle, _native_engine, "cpu"),
     REFERENCE: Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
     "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda"),

@@ -13,13 +13,6 @@ EXPLODING = 10.0
 TINY = 1e-8
 
 
-def unmeasured_statistics(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
-    """Initial fields of GradientStats [N, S]."""
-    kinds = dict.fromkeys(("l2", "health", "ratio"), STATE_FLOAT)
-    kinds |= dict.fromkeys(("vanishing", "exploding", "measured"), torch.bool)
-    return {name: torch.zeros(size, dtype=dtype, device=device) for name, dtype in kinds.items()}
-
-
 def gradient_statistics(host: Tensor, seed: Tensor, sizes: list[int]) -> dict[str, Tensor]:
     """Fields of GradientStats of m networks from gradients [m, P]; `sizes` splits into tensors.
 

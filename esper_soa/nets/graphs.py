@@ -183,8 +183,7 @@ class StepCache(Generic[Step]):
         except Exception as error:  # noqa: BLE001 (whatever compilers or the driver raise)
             if not self.part:
                 raise
-            reason = error_text(error)
-            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, reason)
+            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, error_text(error))
             self._recorder = None
         return variant in entry.graphs
 
@@ -209,8 +208,7 @@ def captured_call(
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 
 
-# What compute.cuda_graphs is about.
-PARTS = ("state machine", "policy", "gradient steps")
+PARTS = ("state machine", "policy", "gradient steps")  # what compute.cuda_graphs is about
 STATE, POLICY, GRADIENTS = PARTS
 
 

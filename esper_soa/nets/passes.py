@@ -16,18 +16,16 @@ from torch import Tensor
 
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
-from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
-from esper_soa.nets.seeds.seed_plan import SeedPlan, training_plan, validation_plan
+from esper_soa.nets.seeds.seed_plan import SeedPlan, seed_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.sgd import Rules, rules_of
 from esper_soa.nets.workers import Call, chunks, run_pieces
-from esper_soa.state import STATE_FLOAT, GradientStats
+from esper_soa.state import STATE_FLOAT, GradientStats, initial
 
 Feed = TypeVar("Feed")
 Gradients = dict[str, Tensor]  # fields of GradientStats [N, S]
-# Trains the envs with these numbers and writes their rows of the gradients; loss [n] and accuracy
-# (percent) [n].
+# Trains these envs, writes their rows of the gradients; loss [n] and accuracy (percent) [n].
 TrainChunk = Callable[[np.ndarray, Gradients, Call], tuple[Tensor, Tensor]]
 # Validates the envs of a job; loss [n] of its first code and accuracy (percent) [n, codes].
 Measure = Callable[[Job, Call], tuple[Tensor, Tensor]]
@@ -81,11 +79,12 @@ class PieceEngine(ABC):
         rules: Rules | None = None,
     ) -> TrainReport:
         """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
-        plan = training_plan(active_seeds, nets.detached_stages)
+        plan = seed_plan(active_seeds, active_seeds.running, nets.detached_stages)
         shared = Pass(nets, weights, alpha, plan, feed)
         train_chunk_ = self.trainer(shared, num_batches, rules or rules_of(nets.task))
         device = alpha.device
-        gradients = unmeasured_statistics(alpha.shape, device)
+        stats = initial(GradientStats, alpha.shape, device)
+        gradients = dict(stats.items())
         parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
         parts = [envs for envs in parts if envs.size]
         pieces = [partial(train_chunk_, envs, gradients) for envs in parts]
@@ -94,7 +93,6 @@ class PieceEngine(ABC):
         for envs, result in zip(parts, run_pieces(pieces, nets.workers), strict=True):
             numbers = upload(envs, device)
             loss[numbers], accuracy[numbers] = (part.to(STATE_FLOAT) for part in result)
-        stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
         return TrainReport(loss, accuracy, stats)
 
     def validate(
@@ -106,7 +104,7 @@ class PieceEngine(ABC):
         feed: ValidationFeed,
     ) -> ValidationReport:
         """Report of all envs under the subset rows needed, none for those left out."""
-        plan = validation_plan(active_seeds, nets.detached_stages)
+        plan = seed_plan(active_seeds, active_seeds.visible, nets.detached_stages)
         measure = self.validator(Pass(nets, weights, alpha, plan, feed))
         num_envs, num_slots = alpha.shape
         device = alpha.device

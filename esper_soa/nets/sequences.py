@@ -71,9 +71,13 @@ def dropout_factors(keys: Tensor, site: int, shape: tuple[int, ...], rate: float
     return mask.unflatten(1, shape) / (1 - rate)
 
 
-class _TokenLoss(torch.autograd.Function):
-    """Losses of a linear classifier of rows. The logits are made piece by piece, and the gradients
-    of the sum of all losses along with them, as nothing else reads the logits.
+class SummedTokenLoss(torch.autograd.Function):
+    """Sum of the cross-entropies [n] of rows [n, R, C], whose logits are products with the rows of
+    table [n, V, C]; and whether the largest logit is that of the label, bool [n, R].
+
+    labels: int64 [n, R]; -1, in validation, has loss 0 and is never right. most: logits that may be
+    made at the same time. They are made piece by piece, and the gradients of the sum of all losses
+    along with them, as nothing else reads the logits.
     """
 
     @staticmethod
@@ -111,20 +115,6 @@ class _TokenLoss(torch.autograd.Function):
         row_grad, table_grad = ctx.saved_tensors  # type: ignore[attr-defined]
         factor = gradient[:, None, None]
         return row_grad * factor.to(row_grad.dtype), table_grad * factor, None, None
-
-
-def summed_token_loss(
-    rows: Tensor, table: Tensor, labels: Tensor, most: int
-) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropies [n] of rows [n, R, C], whose logits are products with the rows of
-    table [n, V, C]; and whether the largest logit is that of the label, bool [n, R].
-
-    labels: int64 [n, R]; -1, in validation, has loss 0 and is never right. most: logits that may be
-    made at the same time.
-    """
-    losses: Tensor
-    losses, right = _TokenLoss.apply(rows, table, labels, most)
-    return losses, right
 
 
 def logit_pieces(shape: tuple[int, ...], num_tokens: int, most: int) -> list[tuple[slice, slice]]:

@@ -85,8 +85,7 @@ def update_(params: Tensor, state: Tensor, grad: Tensor, rule: UpdateRule) -> No
 def _sgd_(params: Tensor, momentum: Tensor, grad: Tensor, rule: UpdateRule) -> None:
     decay = rule.weight_decay
     if isinstance(decay, Tensor):  # rounds as add with alpha does
-        decayed = torch.addcmul(grad, params, decay.to(grad.dtype))
-        grad = torch.where(decay > 0, decayed, grad)
+        grad = torch.where(decay > 0, torch.addcmul(grad, params, decay.to(grad.dtype)), grad)
     elif decay > 0:
         grad = grad.add(params, alpha=decay)
     momentum.mul_(like(rule.momentum, grad)).add_(grad)

@@ -20,7 +20,7 @@ from esper_soa.config.errors import UserError, error_text, one_line
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.ranges import env_numbers
 from esper_soa.nets.data import streams
-from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec, TrainingFeed, ValidationFeed
+from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec
 from esper_soa.nets.engine import Engine, NetsConfig, Sizes
 from esper_soa.nets.graphs import WARM_UPS
 from esper_soa.nets.model.blueprints import blueprint_codes
@@ -61,8 +61,7 @@ class TrialResult(NamedTuple):
 
     name: str
     dropped: str = ""  # why a run cannot have it; "" where it can
-    # Distance from torch in float32, relative, of the worst network; see `distances`.
-    error: float = math.nan
+    error: float = math.nan  # of the worst network, from torch in float32; see `distances`
     seconds: float = math.nan  # of the networks' part of an env-step of all envs
     memory: int = 0  # bytes at most, beyond the weights; 0 where the device does not say
 
@@ -76,8 +75,7 @@ class TrialResult(NamedTuple):
 Maker = Callable[[], Engine]
 Outcome = TypeVar("Outcome")
 Results = dict[str, Tensor]
-# by name of a result: of the worst network, and of all in the mean
-Distances = dict[str, tuple[float, float]]
+Distances = dict[str, tuple[float, float]]  # of the worst network, of all in the mean, by result
 
 
 def try_engines(
@@ -168,9 +166,16 @@ class Workload:
         device = self.device = trial.device
         nets = trial.nets
         self.val_samples = min(trial.sizes.val_samples, trial.nets.eval_batch)
-        self.samples = trial.example(SAMPLES, max(self.val_samples, 1), device)
+        samples = trial.example(SAMPLES, max(self.val_samples, 1), device)
         envs = torch.arange(trial.sizes.num_envs, device=device)
         self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
+        batch_size = trial.sizes.batch_size
+        places = torch.arange(BATCHES * batch_size, device=device)
+        order = streams.integers(self.keys[:, None], places, SAMPLES)
+        draw = Draw(order, self.keys, 0, batch_size, True)
+        self.training = samples.training(draw, torch.float32)
+        order = torch.arange(self.val_samples, device=device)
+        self.validation = samples.validation(order, torch.float32)
         kind = device, torch.float32, nets.task.optimizer
         self.weights = pools.allocate(nets.shape, trial.sizes.num_envs, *kind)
         pools.initialise_hosts_(self.weights, nets.shape, self.keys)
@@ -213,7 +218,6 @@ class Workload:
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)
-        training, validation = self.feeds(batches)
         times = []
         reports: Results = {}
         for _ in range(PASSES):
@@ -221,24 +225,15 @@ class Workload:
             reset_loss_scales_(weights)
             seeds = engine.claim_(nets, weights, self.seeds.resident(self.device), self.keys)
             start = now(self.device)
-            trained = engine.train_(nets, weights, self.alpha, seeds, training, batches)
+            trained = engine.train_(nets, weights, self.alpha, seeds, self.training, batches)
             between = now(self.device)
-            validated = engine.validate(nets, weights, self.alpha, seeds, validation)
+            validated = engine.validate(nets, weights, self.alpha, seeds, self.validation)
             times.append((between - start, now(self.device) - between))
             reports = {"train loss": trained.loss, "validation loss": validated.loss}
             reports |= {"accuracy": validated.accuracy, "subset": validated.subset}
         train, validate = (min(column) for column in zip(*times[-TIMED:], strict=True))
         leaves = dict(weights.select(*self.weights.keys()).flatten_keys(".").items())
         return leaves | reports, train, validate
-
-    def feeds(self, batches: int) -> tuple[TrainingFeed, ValidationFeed]:
-        batch_size = self.trial.sizes.batch_size
-        places = torch.arange(batches * batch_size, device=self.device)
-        order = streams.integers(self.keys[:, None], places, SAMPLES)
-        draw = Draw(order, self.keys, 0, batch_size, True)
-        samples = torch.arange(self.val_samples, device=self.device)
-        both = self.samples
-        return both.training(draw, torch.float32), both.validation(samples, torch.float32)
 
 
 def alike(task: TaskConfig) -> TaskConfig:

@@ -24,8 +24,8 @@ from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.nets import TaskConfig, TransformerConfig
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.model.blueprints import (
+    GATE,
     SEQUENCE_BLUEPRINTS,
-    gate_forward,
     gate_table,
     seed_forward,
     seed_table,
@@ -271,7 +271,7 @@ def test_the_loop_on_text_has_the_networks_of_the_engine() -> None:
     gate = Gate(8)
     numbers = torch.randn(1, gate_table(8).total, generator=torch.Generator().manual_seed(3))
     gate.load_flat(numbers[0])
-    amplitudes = gate_forward(gate_table(8).unpack(numbers), x)
+    amplitudes = GATE.forward(gate_table(8).unpack(numbers), x).squeeze(-1)
     torch.testing.assert_close(gate(x.transpose(1, 2)).detach()[:, 0], amplitudes)
 
 

@@ -71,7 +71,7 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     cfg.batch_size = cfg.train_samples = batch_size
     trial = trial_of(cfg, CPU)
     workload = grown_alike(trial, Blueprint.CONV_LIGHT)
-    training, validation = workload.feeds(1)
+    training, validation = workload.training, workload.validation
     nets = trial.nets._replace(env_chunk=4)
     given = (nets, workload.weights, workload.alpha, workload.seeds)
     with Largest() as trained:
@@ -93,7 +93,7 @@ def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_i
     assert trial.nets.env_chunk < MANY
     with Largest() as made:
         workload = grown_alike(trial, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
-        training, validation = workload.feeds(1)
+        training, validation = workload.training, workload.validation
         given = (trial.nets, workload.weights, workload.alpha, workload.seeds)
         report = TorchEngine().train_(*given, training, 1)
         tested = TorchEngine().validate(*given, validation)

@@ -18,8 +18,8 @@ from esper_soa.nets import batched
 from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
+    GATE,
     Architecture,
-    gate_forward,
     gate_table,
     initial_seeds,
     num_codes,
@@ -117,7 +117,7 @@ def test_flop_and_parameters_are_as_torch_counts(blueprint: Architecture, channe
     found = training_flop(shape, CPU).seed[0, blueprint.code]
     assert found == 3 * counted(lambda: seed_forward(blueprint, parameters, x))
     gate = gate_table(channels).unpack(torch.empty(1, gate_table(channels).total, device="meta"))
-    assert training_flop(shape, CPU).gate[0] == 3 * counted(lambda: gate_forward(gate, x))
+    assert training_flop(shape, CPU).gate[0] == 3 * counted(lambda: GATE.forward(gate, x))
     numbers = sum(parameter.numel() for parameter in parameters)
     assert parameter_counts(EXTENDED, shape.slots[0])[blueprint.code] == numbers
     assert parameter_table(shape, CPU).seed[0, blueprint.code] == numbers
@@ -171,7 +171,7 @@ def test_every_part_can_stand_anywhere() -> None:
         parameters, x = drawn(wide, 16)
         out = seed_forward(wide, parameters, x)
         down, depth, strength, *affine, w1, b1, w2, b2, mid, scale, shift, up = parameters
-        y = batched.depthwise_conv2d(F.relu(batched.conv2d(x, down)), depth)
+        y = batched.conv2d(F.relu(batched.conv2d(x, down)), depth)
         y = y + batched.per_channel(torch.tanh(strength), 64) * (norm(y, *affine) - y)
         hidden = F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1))
         factor = torch.sigmoid(batched.linear(hidden, w2, b2))

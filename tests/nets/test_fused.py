@@ -651,9 +651,9 @@ def test_a_seed_with_a_part_without_a_kernel_is_refused(name: str, code: int) ->
     unknown = seeds_of(code, Stage.BLENDING, Blend.ADD)
     told = f"no native kernel for seeds of blueprint code {code}"
     with pytest.raises(LookupError, match=told):
-        engine.training_seeds(shape, seed_plan.training_plan(unknown, ()))
+        engine.training_seeds(shape, seed_plan.seed_plan(unknown, unknown.running, ()))
     with pytest.raises(LookupError, match=told):
-        engine.validation_seeds(shape, seed_plan.validation_plan(unknown, ()))
+        engine.validation_seeds(shape, seed_plan.seed_plan(unknown, unknown.visible, ()))
 
 
 def test_a_blueprint_without_a_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import torch
 from tiny_world import CPU, seeds_where
 
 from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.nets.seeds.seed_plan import THROUGH, Group, groups_of, training_plan, validation_plan
+from esper_soa.nets.seeds.seed_plan import THROUGH, Group, SeedPlan, groups_of, seed_plan
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 DETACHED = (Stage.TRAINING, Stage.BLENDING)
@@ -22,8 +22,12 @@ def active_seeds() -> ActiveSeeds:
     return found
 
 
+def training_plan(seeds: ActiveSeeds) -> SeedPlan:
+    return seed_plan(seeds, seeds.running, DETACHED)
+
+
 def test_a_training_plan_says_what_every_running_seed_does() -> None:
-    plan = training_plan(active_seeds(), DETACHED)
+    plan = training_plan(active_seeds())
     assert plan.running.tolist() == [[True, False], [True, False], [True, False], [True, True]]
     assert plan.blend[:, 0].tolist() == [THROUGH, Blend.GATE, Blend.GATE, Blend.GATE]
     assert plan.detached[:, 0].tolist() == [True, True, True, False]
@@ -33,14 +37,15 @@ def test_a_training_plan_says_what_every_running_seed_does() -> None:
 
 
 def test_in_validation_only_what_can_be_seen_runs() -> None:
-    plan = validation_plan(active_seeds(), DETACHED)
+    seeds = active_seeds()
+    plan = seed_plan(seeds, seeds.visible, DETACHED)
     assert plan.running.tolist() == [[False, False], [False, False], [True, False], [True, True]]
 
 
 def test_seeds_that_do_the_same_run_together_slot_by_slot() -> None:
     drawn = active_seeds()
     drawn.frozen[2, 0] = False  # envs 1 and 2 do the same now
-    found = groups_of(training_plan(drawn, DETACHED), np.array([1, 2, 3]), CPU)
+    found = groups_of(training_plan(drawn), np.array([1, 2, 3]), CPU)
     facts = [group[:6] for group in found]
     norm = Blueprint.NORM
     assert facts == [
@@ -53,7 +58,7 @@ def test_seeds_that_do_the_same_run_together_slot_by_slot() -> None:
 
 
 def test_a_group_of_the_whole_chunk_names_no_places() -> None:
-    (group,) = groups_of(training_plan(active_seeds(), DETACHED), np.array([1]), CPU)
+    (group,) = groups_of(training_plan(active_seeds()), np.array([1]), CPU)
     assert isinstance(group, Group)
     assert group.nets is None
     assert group.rows.tolist() == [1]

@@ -225,7 +225,7 @@ def test_losses_in_pieces_are_those_of_all_logits_at_once(most: int) -> None:
     rows = torch.randn(2, 5, 4, dtype=torch.float64, generator=generator, requires_grad=True)
     table = torch.randn(2, TOKENS, 4, dtype=torch.float64, generator=generator, requires_grad=True)
     labels = torch.tensor([[0, 3, 12, 5, 5], [1, 1, 2, 0, 12]])
-    losses, right = sequences.summed_token_loss(rows, table, labels, most)
+    losses, right = sequences.SummedTokenLoss.apply(rows, table, labels, most)
     logits = rows @ table.transpose(1, 2)
     each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(2, 5)
     torch.testing.assert_close(losses, each.sum(1))

@@ -35,7 +35,7 @@ from esper_soa.nets.engine import Engine, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.gradients import TINY
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
-from esper_soa.nets.seeds.seed_plan import training_plan, validation_plan
+from esper_soa.nets.seeds.seed_plan import seed_plan
 from esper_soa.nets.seeds.subsets import max_rows, subset_codes
 from esper_soa.nets.sgd import rules_of
 from esper_soa.runtime.device import sizes_of
@@ -430,10 +430,11 @@ def test_the_roster_read_on_the_device_is_that_of_the_host(ablate_fossils: bool)
     with SyncGuard():
         trained = slot_flags.training_flags(seeds, detached)
         tested = slot_flags.validation_flags(seeds, detached)
-    assert torch.equal(trained, planned_roster(training_plan(active, detached)))
+    assert torch.equal(trained, planned_roster(seed_plan(active, active.running, detached)))
     # the first two are nothing to a validation pass
     read = ~(slot_flags.FROZEN | slot_flags.MEASURED | slot_flags.ABLATED)
-    assert torch.equal(tested & read, planned_roster(validation_plan(active, detached)) & read)
+    planned = planned_roster(seed_plan(active, active.visible, detached))
+    assert torch.equal(tested & read, planned & read)
     assert torch.equal((tested & slot_flags.ABLATED) > 0, seeds.ablated)
 
 

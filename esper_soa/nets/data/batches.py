@@ -51,9 +51,7 @@ class SampleSpec(NamedTuple):
     shape: tuple[int, ...]  # of an input
     train_bytes: int  # memory of a training sample on the device, at least
     test_bytes: int  # of a validation or test sample
-    # Names of the ways in which engines may cut batches themselves. A feed has a method of that
-    # name; images.CROPS is one.
-    cuts: frozenset[str] = frozenset()
+    cuts: frozenset[str] = frozenset()  # methods of feeds by which engines cut batches themselves
     num_targets: int = 1  # K, labels of a sample
     perplexity: bool = False  # whether tables tell the loss too, and its exponential
 

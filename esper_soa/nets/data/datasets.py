@@ -48,8 +48,7 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
     if not is_reference(cfg.name):
         return IMAGES
     spec = vars(find(DATASET, cfg.name, "data.name")).get("spec")
-    allowed = "a class with a SampleSpec as spec"
-    check(isinstance(spec, SampleSpec), "data.name", cfg.name, allowed)
+    check(isinstance(spec, SampleSpec), "data.name", cfg.name, "a class with a SampleSpec as spec")
     return cast(SampleSpec, spec)
 
 
@@ -87,8 +86,7 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
         reason = f"data.name=auto takes it as data.root is {state}"
     if cfg.own:
-        own: ImageSet = import_module(IMAGE_PREPARATION).read_npz(cfg, reason)
-        return own.to(device)
+        return cast(ImageSet, import_module(IMAGE_PREPARATION).read_npz(cfg, reason)).to(device)
     if cfg.root:
         train, test, place = import_module(CIFAR).read_cifar10(cfg.root)
         size = len(train[1]) + len(test[1])

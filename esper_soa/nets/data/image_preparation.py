@@ -27,10 +27,8 @@ SCALED_AT_ONCE = 1024  # images, which take 100 kB each while they are scaled
 IMAGE_BYTES = IMAGE_SIZE * IMAGE_SIZE * IMAGE_CHANNELS  # as hosts see it
 CHANNELS = ("red", "green", "blue")
 MAX_LISTED = 20  # classes by name
-# pixels of the longer side from which `auto` pads: at least half of what hosts see is image
-PAD_FROM = 24
-# Levels of 256 by which a half is moved up before it is rounded: more than sums of doubles differ
-# from machine to machine.
+PAD_FROM = 24  # pixels of the longer side from which `auto` pads: half of what hosts see is image
+# Levels by which a half is moved up before it is rounded, as sums differ from machine to machine.
 NUDGE = 1e-6
 
 
@@ -60,8 +58,7 @@ def read_npz(
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     counts = images.source.rpartition(": ")[2]
     source = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
-    name = one_line(Path(cfg.root).stem)
-    return replace(images, name=name, source=source, file_sha256=sha256)
+    return replace(images, name=one_line(Path(cfg.root).stem), source=source, file_sha256=sha256)
 
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
@@ -201,8 +198,7 @@ def _num_classes(
     allowed = f"2 to {MAX_CLASSES} different texts, none empty"
     check(different, CLASS_NAMES, ", ".join(map(str, names)), allowed)
     allowed = f"be at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
-    problem = f"{where} holds {last}"
-    check_data(last < len(names), problem, allowed, "Name every class, or none.")
+    check_data(last < len(names), f"{where} holds {last}", allowed, "Name every class, or none.")
     return len(names)
 
 
@@ -211,8 +207,7 @@ def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, i
     longer = max(height, width)
     size = IMAGE_SIZE
     allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
-    fits = rule != "pad" or longer <= size
-    check(fits, setting, rule, allowed, f"Hosts see {size}x{size}.")
+    check(rule != "pad" or longer <= size, setting, rule, allowed, f"Hosts see {size}x{size}.")
     if rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size):
         return height, width
     if rule == "stretch":

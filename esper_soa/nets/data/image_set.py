@@ -50,8 +50,7 @@ class ImageSet:
     test_labels: Tensor  # int64 [E]
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
-    # Sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal.
-    identity: str
+    identity: str  # sha256 of images and labels, and what else hosts see of own ones, hexadecimal
     source: str  # a sentence: where they come from and how many there are
     # C of own images, which task.num_classes must be; None: any that holds the labels.
     num_classes: int | None = None
@@ -63,7 +62,6 @@ class ImageSet:
     first_env: int = 0
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on `device`."""
         tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
         return replace(self, **{name: one.to(device) for name, one in tensors.items()})  # type: ignore[arg-type]
 
@@ -138,8 +136,7 @@ class DatasetEntry(NamedTuple):
     """A data set of a list from which envs take one in turn."""
 
     source: BatchSource
-    # Where its samples begin in the parts of all, see `join_sets`.
-    train: int = 0
+    train: int = 0  # where its samples begin in the parts of all, see `join_sets`
     validation: int = 0
     test: int = 0
 
@@ -216,8 +213,7 @@ def set_aside(train: Part, cfg: DataConfig) -> tuple[Part, Part]:
     total = len(labels)
     num_aside = cfg.validation_images or min(total // 5, MOST_ASIDE)
     allowed = f"1 to {total - 1}, so that some of the {total} training images are left"
-    remedy = "Or give more images."
-    cfg.require(0 < num_aside < total, "validation_images", allowed, remedy)
+    cfg.require(0 < num_aside < total, "validation_images", allowed, "Or give more images.")
     aside = np.zeros(total, bool)
     aside[random_permutations(torch.tensor([ASIDE]), total)[0, :num_aside].numpy()] = True
     return (images[~aside], labels[~aside]), (images[aside], labels[aside])

@@ -5,7 +5,7 @@ depend only on its own streams and on its number of earlier samples.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -37,8 +37,7 @@ class ImageCrops(NamedTuple):
     """Images that are still to be cut from a bank."""
 
     bank: "ImageBank"
-    # Int64 [n, B]: bytes of the bank at which they begin; n = 1 where networks share them.
-    first: Tensor
+    first: Tensor  # int64 [n, B], bytes of the bank at which they begin; n = 1 where all share them
     labels: Tensor  # int64 [n, B]; -1 does not count
 
 
@@ -46,8 +45,7 @@ def crops_of(feed: TrainingFeed | ValidationFeed) -> Callable[..., ImageCrops]:
     """The method `crops` of a feed, by which engines get images uncut; LookupError without one."""
     if not hasattr(feed, CROPS):
         raise LookupError(f"{type(feed).__name__} offers no {CROPS}, from which kernels cut images")
-    method: Callable[..., ImageCrops] = getattr(feed, CROPS)
-    return method
+    return cast(Callable[..., ImageCrops], getattr(feed, CROPS))
 
 
 class ImageBank(NamedTuple):
@@ -79,8 +77,7 @@ def padded_bank(images: Tensor, labels: Tensor, mean: Means, std: Means) -> Imag
 
     images: uint8 [D, 32, 32, 3]. labels: int64 [D]. mean, std: of values in [0, 1], per channel.
     """
-    lines = images.permute(0, 1, 3, 2)
-    padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
+    padded = F.pad(images.permute(0, 1, 3, 2), (PADDING, PADDING, 0, 0, PADDING, PADDING))
     both_banks = torch.cat((padded, padded.flip(3)))
     return ImageBank(both_banks, labels, *_normalisation(mean, std, images.device))
 

@@ -17,8 +17,7 @@ from esper_soa.nets.data.streams import DATA_SHARE, VALIDATION_SET, fold, intege
 
 SORT_ELEMENTS = 1 << 24  # sorted, or looked up, at a time, to bound memory
 MAX_STORED = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are looked up
-# moves along rows and columns in turn; half as many leave a dozen members unevenly placed
-ROUNDS = 16
+ROUNDS = 16  # moves along rows and columns in turn; 8 leave a dozen members unevenly placed
 
 
 class SampleOrders:
@@ -56,9 +55,8 @@ class SampleOrders:
                 self.order = random_permutations(fold(self.keys, pass_number), self.dataset_size)
                 self.pass_number = pass_number
             return self.order[:, columns]
-        keys = fold(self.keys, pass_number)
         places = torch.arange(columns.start, columns.stop, device=self.keys.device)
-        parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
+        parts = fold(self.keys, pass_number).split(max(1, SORT_ELEMENTS // len(places)))
         found = [permutation_values(part, places, self.dataset_size) for part in parts]
         return torch.cat([part.int() for part in found])
 

@@ -22,7 +22,6 @@ ENV_SETTINGS = 11
 DATA_SHARE = 12
 LABEL_NOISE = 13
 
-_MASK = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15
 _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
@@ -30,8 +29,7 @@ _MIX_B = 0x94D049BB133111EB
 
 def _signed(value: int) -> int:
     """The 64-bit pattern of `value` as a Python int that fits int64."""
-    value &= _MASK
-    return value - (1 << 64) if value >> 63 else value
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _shift(value: Tensor, places: int) -> Tensor:

@@ -53,9 +53,7 @@ class TrainingSequences(NamedTuple):
 
 
 class HeldOutSequences(NamedTuple):
-    """The sequences of the validation or test part in an order, [V] for all envs or [N, V] with -1
-    for none, whose labels are -1.
-    """
+    """Sequences of a held-out part by `order`, [V] of all envs or [N, V]; -1 is none, label -1."""
 
     source: "TextSet"
     part: str

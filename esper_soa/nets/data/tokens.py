@@ -4,12 +4,12 @@ Both are made once, and kept in the user's cache folder.
 """
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, cast
 
 import numpy as np
 
@@ -21,25 +21,16 @@ SEAL = 8  # int32 before the tokens of a file: their sha256
 PIECE = 1 << 20  # bytes of text that are encoded at a time, or a line where that is longer
 
 
-class Encoding(Protocol):
-    """A text in tokens."""
-
-    ids: list[int]
-
-
-class Tokenizer(Protocol):
-    """What is asked of tokenizers.Tokenizer."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding: ...
-    def get_vocab_size(self) -> int: ...
-    def to_str(self) -> str: ...
-
-
 def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     """Tokens int32 [M] of the text `content` (bytes), mapped from the cache, and the number of
     different ones; name: a tokenizer.json, or the name of a tokenizer on the hub.
     """
-    tokenizer = _tokenizer(name)
+    kind = _extra("tokenizers", f"data.tokenizer={name}").Tokenizer
+    try:
+        tokenizer = kind.from_file(name) if os.path.exists(name) else kind.from_pretrained(name)
+    except Exception as error:
+        allowed = "bytes, a tokenizer.json, or the name of a tokenizer that the hub has"
+        raise SettingError("data.tokenizer", name, allowed, f"{one_line(error)}.") from error
     digest = hashlib.sha256(content.data)
     digest.update(tokenizer.to_str().encode())
     path = _folder() / f"{digest.hexdigest()}.tokens"
@@ -82,17 +73,6 @@ def _write(path: Path, made: np.ndarray) -> None:
         raise DataError(f"{path}: tokens cannot be kept ({error.strerror})") from error
 
 
-def _tokenizer(name: str) -> Tokenizer:
-    """The tokenizer; SettingError where there is none of that name."""
-    kind = _extra("tokenizers", f"data.tokenizer={name}").Tokenizer
-    try:
-        made = kind.from_file(name) if os.path.exists(name) else kind.from_pretrained(name)
-        return cast(Tokenizer, made)
-    except Exception as error:
-        allowed = "bytes, a tokenizer.json, or the name of a tokenizer that the hub has"
-        raise SettingError("data.tokenizer", name, allowed, f"{one_line(error)}.") from error
-
-
 def _extra(package: str, setting: str) -> ModuleType:
     try:
         return import_module(package)
@@ -114,10 +94,8 @@ def _folder() -> Path:
 def _kept(path: Path, count: int) -> np.ndarray | None:
     """The tokens of the file, below `count`; None where there is none, or something else."""
     try:
-        if not path.is_file() or path.stat().st_size % 4:
-            return None
         numbers = np.memmap(path, np.int32, "c")
-    except (OSError, ValueError):  # ValueError: nothing is in it
+    except (OSError, ValueError):  # ValueError: nothing is in it, or part of a number
         return None
     tokens = numbers[SEAL:]
     if not tokens.size or numbers[:SEAL].tobytes() != hashlib.sha256(tokens.data).digest():
@@ -127,10 +105,6 @@ def _kept(path: Path, count: int) -> np.ndarray | None:
 
 def _pieces(content: np.ndarray) -> Iterator[str]:
     """The text in pieces that end with a line."""
-    text = content.tobytes()
-    start = 0
-    while start < len(text):
-        end = text.find(b"\n", start + PIECE)
-        end = len(text) if end < 0 else end + 1
-        yield text[start:end].decode()
-        start = end
+    stream = io.BytesIO(content.tobytes())
+    while lines := stream.readlines(PIECE + 1):
+        yield b"".join(lines).decode()

@@ -28,9 +28,7 @@ class Choices(TypedDict, total=False):
 
     layout: str  # nhwc (the default): channels last; nchw: channels before height and width
     resize: str  # auto (the default), pad, scale, stretch: how images come to have 32x32 pixels
-    # Training images set aside for validation where there is no such part; 0 (the default) = a
-    # fifth of them, at most 5,000.
-    validation_images: int
+    validation_images: int  # set aside where there is no such part; 0 (the default) = a fifth
     # Of values in [0, 1], one or one per channel; those of the training images where left out.
     mean: list[float]
     std: list[float]  # as mean
@@ -87,8 +85,7 @@ def images(
         named = {"train": train} | others
         if val is not None or val_labels is not None:
             named |= validation
-        arrays = {argument: _numpy(argument, value) for argument, value in named.items()}
-        parts = [lazy_array(argument, array) for argument, array in arrays.items()]
+        parts = [lazy_array(argument, _numpy(argument, value)) for argument, value in named.items()]
         result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
     result = replace(result, name=str(name or result.name))
     LOGGER.info("data     %s", result)
@@ -167,8 +164,7 @@ def _named(images: ImageSet, classes: list[int]) -> str:
 def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     findings = []
     train_hashes = hashes(train)
-    # labels when first seen
-    first = dict(zip(reversed(train_hashes), reversed(labels), strict=True))
+    first = dict(zip(train_hashes[::-1], labels[::-1], strict=True))  # labels when first seen
     again = len(train_hashes) - len(first)
     other = sum(first[one] != label for one, label in zip(train_hashes, labels, strict=True))
     common = sum(one in first for one in hashes(test))

@@ -8,6 +8,7 @@ initialisation stands.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Architecture:
 
     code: int  # in the env state and the action; those of the reference are below NUM_BLUEPRINTS
     name: str
-    parts: tuple[Part | UserModule, ...]
+    parts: tuple[Part, ...]
     residual: bool = True  # a seed is x + parts(x), else parts(x)
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class Architecture:
             widths.append(part.outputs_of(widths[-1], channels))
         return widths
 
-    def part_inputs(self, channels: int) -> list[tuple[Part | UserModule, int]]:
+    def part_inputs(self, channels: int) -> list[tuple[Part, int]]:
         """Every part with the number of channels of its input."""
         return list(zip(self.parts, self.widths(channels)[:-1], strict=True))
 
@@ -106,8 +107,7 @@ BLUEPRINTS: Blueprints = (
 
 def low_rank(rank: int) -> tuple[Dense, Dense]:
     """Two linear layers without bias by way of so few channels (Hu et al. 2021, LoRA)."""
-    down = Dense(Width(times=0, least=rank), bias=False)
-    return down, Dense(bias=False, start=ZEROS)
+    return Dense(Width(times=0, least=rank), bias=False), Dense(bias=False, start=ZEROS)
 
 
 def perceptron(times: int) -> tuple[Dense, Dense]:
@@ -135,9 +135,11 @@ def num_codes(blueprints: Blueprints) -> int:
     return max(NUM_BLUEPRINTS, *(one.code + 1 for one in blueprints))
 
 
-def counts_by_code(blueprints: Blueprints, count: Callable[[Architecture], int]) -> list[int]:
-    """What is counted of each blueprint, by code; 0 for codes of none."""
-    counts = {one.code: count(one) for one in blueprints}
+def counts_by_code(
+    blueprints: Blueprints, slot: SlotSpec, count: Callable[[Architecture], int]
+) -> list[int]:
+    """What is counted of each blueprint, by code; 0 for codes of none that fits into the slot."""
+    counts = {one.code: count(one) for one in blueprints if one.fits(slot)}
     return [counts.get(code, 0) for code in range(num_codes(blueprints))]
 
 
@@ -167,11 +169,6 @@ def seed_layers(blueprint: Architecture, channels: int) -> list[LayerSpec]:
     ]
 
 
-def gate_layer(channels: int) -> LayerSpec:
-    """The gate network that GATE adds, as a plain module."""
-    return GATE.layer("Squeeze", channels, 1, channels)
-
-
 def initial_seeds(
     blueprint: Architecture, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype
 ) -> Tensor:
@@ -179,24 +176,18 @@ def initial_seeds(
     if blueprint.module is not None:
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
-    rows = table.initial(keys, dtype)
-    initial_cleared = table.spread([one.cleared for one in table.parameters], keys.device)
-    return torch.where(multiply[:, None] & initial_cleared, torch.zeros_like(rows), rows)
+    cleared = table.spread([one.cleared for one in table.parameters], keys.device)
+    return table.initial(keys, dtype).masked_fill(multiply[:, None] & cleared, 0.0)
 
 
 def parameter_counts(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
-    """Trainable parameters of a seed in the slot by code; 0 where the blueprint does not fit."""
-
-    def count(one: Architecture) -> int:
-        return seed_table(one, slot.channels).total if one.fits(slot) else 0
-
-    return counts_by_code(blueprints, count)
+    """Trainable parameters of a seed in the slot by code."""
+    return counts_by_code(blueprints, slot, lambda one: seed_table(one, slot.channels).total)
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:
     """Codes of the blueprints that a setting lists, users' own among them."""
-    every = blueprint_names(names)
-    return tuple(every.index(name) for name in names)
+    return tuple(map(blueprint_names(names).index, names))
 
 
 def names_by_code(blueprints: Blueprints) -> tuple[str, ...]:
@@ -210,15 +201,8 @@ def seed_forward(blueprint: Architecture, parameters: list[Tensor], x: Tensor) -
     if blueprint.module is not None:
         return blueprint.module.forward(parameters, x)
     out = x
-    rest = parameters
+    rest = iter(parameters)
     for part in blueprint.parts:
-        assert not isinstance(part, UserModule)  # which stands alone
         count = len(part.parameters(1, 1))  # the same in every slot
-        out = part.forward(rest[:count], out)
-        rest = rest[count:]
+        out = part.forward(list(islice(rest, count)), out)
     return x + out if blueprint.residual else out
-
-
-def gate_forward(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Gate [B, m] in (0, 1) of features x [B, m*C, ...]; `parameters` as of `gate_table`."""
-    return GATE.forward(parameters, x).squeeze(-1)

@@ -11,15 +11,8 @@ from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_SIZE, MAX_CHANNELS
 from esper_soa.nets import batched
+from esper_soa.nets.model import segments
 from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter, convolution, norm_parameters
-from esper_soa.nets.model.segments import (
-    FeatureShape,
-    Forward,
-    PlainPart,
-    Segment,
-    SlotNumbers,
-    Values,
-)
 
 CONV_BLOCK = "conv_block"
 
@@ -42,7 +35,9 @@ class ConvBlock:
             allowed = f"must be odd and in [1, {IMAGE_SIZE - 1}]"
             raise ValueError(f"a block with a kernel of {self.kernel} pixels: {allowed}")
 
-    def segment(self, number: int, input_shape: FeatureShape, slots: SlotNumbers) -> "ConvSegment":
+    def segment(
+        self, number: int, input_shape: segments.FeatureShape, slots: segments.SlotNumbers
+    ) -> "ConvSegment":
         """The block in its place; ValueError where it pools features of one pixel."""
         inputs, size, _ = input_shape
         if self.pool and size < 2:
@@ -72,11 +67,11 @@ class ConvSegment:
     borrowed = ()
 
     @property
-    def input_shape(self) -> FeatureShape:
+    def input_shape(self) -> segments.FeatureShape:
         return self.inputs, self.size, self.size
 
     @property
-    def output_shape(self) -> FeatureShape:
+    def output_shape(self) -> segments.FeatureShape:
         return self.slot_shapes[-1]
 
     @property
@@ -96,7 +91,7 @@ class ConvSegment:
         return self.slot_before_pool, self.slot_after_pool
 
     @property
-    def slot_shapes(self) -> tuple[FeatureShape, ...]:
+    def slot_shapes(self) -> tuple[segments.FeatureShape, ...]:
         half = self.size // 2
         pooled_shape = ((self.channels, half, half),) if self.pooled else ()
         return (self.channels, self.size, self.size), *pooled_shape
@@ -110,24 +105,24 @@ class ConvSegment:
         """Numbers before its pool."""
         return self.channels * self.size**2
 
-    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+    def train(self, run: segments.Forward, values: segments.Values, x: Tensor) -> Tensor:
         kernel, scale, shift = values.parameters
         mean, variance = values.statistics
         x = batched.batch_norm(batched.conv2d(x, kernel), scale, shift, mean, variance)
         return self._through_slots(run, x)
 
-    def fold(self, values: Values) -> list[Tensor]:
+    def fold(self, values: segments.Values) -> list[Tensor]:
         """Kernel and bias of a convolution that is its batch norm as well."""
         kernel, scale, shift = values.parameters
         mean, variance = values.statistics
         gain = scale * torch.rsqrt(variance + batched.NORM_EPS)
         return [kernel * gain[:, :, None, None, None], shift - mean * gain]
 
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         kernel, bias = folded
         return self._through_slots(run, batched.conv2d(x, kernel, bias))
 
-    def _through_slots(self, run: Forward, x: Tensor) -> Tensor:
+    def _through_slots(self, run: segments.Forward, x: Tensor) -> Tensor:
         """ReLU, slots and pool, which comes first where no seed stands before it: they commute."""
         if self.pooled and not run.occupied(self.slot_before_pool):
             x = F.max_pool2d(x, 2)
@@ -135,19 +130,19 @@ class ConvSegment:
         x = run.fill(self.slot_before_pool, x, self.pooled)
         return run.fill(self.slot_after_pool, x)
 
-    def plain_parts(self) -> list[PlainPart]:
+    def plain_parts(self) -> list[segments.PlainPart]:
         norm = {"eps": batched.NORM_EPS, "momentum": batched.BATCH_NORM_MOMENTUM}
         layers = [
             convolution(self.inputs, self.channels, self.kernel),
             LayerSpec("norm", "BatchNorm2d", {"num_features": self.channels, **norm}),
             LayerSpec("relu", "ReLU", {}),
         ]
-        block = PlainPart(f"block{self.number}", layers, slot=self.slot_before_pool)
+        block = segments.PlainPart(f"block{self.number}", layers, slot=self.slot_before_pool)
         pool = [LayerSpec("pool", "MaxPool2d", {"kernel_size": 2})]
-        pool_part = PlainPart(f"pool{self.number}", pool, slot=self.slot_after_pool)
+        pool_part = segments.PlainPart(f"pool{self.number}", pool, slot=self.slot_after_pool)
         return [block, pool_part] if self.pooled else [block]
 
 
-def conv_segments(segments: Iterable[Segment]) -> tuple[ConvSegment, ...]:
-    """The convolution blocks among `segments`."""
-    return tuple(one for one in segments if isinstance(one, ConvSegment))
+def conv_segments(every: Iterable[segments.Segment]) -> tuple[ConvSegment, ...]:
+    """The convolution blocks among `every`."""
+    return tuple(one for one in every if isinstance(one, ConvSegment))

@@ -6,14 +6,13 @@ FLOP per multiplication and addition of convolutions and matrix products, paddin
 norms, activations and pools are not counted.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from esper_soa.config.nets import SlotSpec
-from esper_soa.nets.model.blueprints import GATE, Architecture, counts_by_code, seed_products
+from esper_soa.nets.model.blueprints import GATE, Blueprints, counts_by_code, seed_products
 from esper_soa.nets.model.host import HostShape
 from esper_soa.state import STATE_FLOAT
 
@@ -35,8 +34,7 @@ class TrainingFlop(NamedTuple):
 
 def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
     """The costs of hosts of `shape` and of what can grow in them, on `device`."""
-    counts = [partial(_products_in, slot=slot) for slot in shape.slots]
-    seeds = [counts_by_code(shape.blueprints, count) for count in counts]
+    seeds = [_products_by_code(shape.blueprints, slot) for slot in shape.slots]
     gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
     each = PASSES * FLOP_PER_PRODUCT
     return TrainingFlop(
@@ -46,8 +44,6 @@ def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
     )
 
 
-def _products_in(blueprint: Architecture, slot: SlotSpec) -> int:
-    """Multiplications of a seed in the slot; 0 where the blueprint does not fit."""
-    if not blueprint.fits(slot):
-        return 0
-    return seed_products(blueprint, slot.channels, slot.positions)
+def _products_by_code(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
+    size = slot.channels, slot.positions
+    return counts_by_code(blueprints, slot, lambda one: seed_products(one, *size))

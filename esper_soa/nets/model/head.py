@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.model import segments
-from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter
+from esper_soa.nets.model.parts import LayerSpec, Parameter, linear_parameters
 
 MEAN_LINEAR = "mean_linear"
 
@@ -41,8 +41,7 @@ class Classifier(ABC):
         correct = (logits.argmax(-1) == targets).sum(1)
         main = logits[row].flatten(0, 1)
         losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
-        # One contiguous row per network: its sum is rounded the same way whoever is validated
-        # beside it.
+        # One contiguous row per network: its sum is rounded alike, whoever is validated beside it.
         return losses.unflatten(0, targets.shape).T.contiguous().sum(1), correct
 
 
@@ -65,9 +64,7 @@ class MeanLinear(segments.StatelessSegment, Classifier):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Weight and bias."""
-        channels = self.input_shape[0]
-        shapes = (self.classes, channels), (self.classes,)
-        return tuple(SPREAD.tensor(shape, channels) for shape in shapes)
+        return linear_parameters(self.input_shape[0], self.classes)
 
     @property
     def products(self) -> int:

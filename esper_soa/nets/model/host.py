@@ -6,7 +6,8 @@ the loss.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from itertools import islice
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -41,14 +42,11 @@ class HostChain:
     parts: tuple[HostPart, ...]
     classes: int
 
-    modules = None  # rows begin as the tables of parameters say
-
     @classmethod
     def of_task(cls, task: TaskConfig) -> "HostChain":
         """The blocks that the settings describe."""
-        kernel = task.kernel_size
         count = range(task.num_blocks)
-        blocks = tuple(ConvBlock(task.channels(i), kernel, task.pooled(i)) for i in count)
+        blocks = tuple(ConvBlock(task.channels(i), task.kernel_size, task.pooled(i)) for i in count)
         return cls(blocks, task.num_classes)
 
     def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
@@ -61,8 +59,9 @@ class HostChain:
         return *segments, MeanLinear(shape, self.classes)
 
 
+@runtime_checkable
 class InitialRows(Protocol):
-    """Whatever makes the first rows of hosts whose parameters say nothing about it."""
+    """A Host that makes the first rows itself, as tables of its parameters say nothing about it."""
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Rows of parameters and running statistics [n, ...] from streams `keys` (int64 [n])."""
@@ -117,11 +116,7 @@ class HostShape(NamedTuple):
 
 
 class Host(Protocol):
-    """Hosts as settings or a user describe them; static, as segments are."""
-
-    @property
-    def modules(self) -> InitialRows | None:
-        """As of HostShape."""
+    """Hosts as settings or a user describe them; static, as segments are. See InitialRows."""
 
     def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
         """The segments with their slots; the last gives the logits."""
@@ -141,28 +136,18 @@ def host_shape(
 ) -> HostShape:
     """Static description of the hosts of `task`: enabled `slots`, `blueprints` that can grow.
 
-    host: a user's in place of that of the settings.
+    host: a user's in place of that of the settings. ValueError where one of its segments does not
+    take what the one before it gives.
     """
-    numbers = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     host = HOSTS[task.host](task) if host is None else host
-    return chain_shape(host.segments(numbers), slots, blueprints, host.modules)
-
-
-def chain_shape(
-    segments: Sequence[Segment],
-    slots: tuple[SlotSpec, ...],
-    blueprints: Blueprints = BLUEPRINTS,
-    modules: InitialRows | None = None,
-) -> HostShape:
-    """The hosts that these segments make; ValueError where one does not take what the one before
-    it gives.
-    """
+    segments = host.segments({(spec.row, spec.block): index for index, spec in enumerate(slots)})
     for number, (one, following) in enumerate(zip(segments[:-1], segments[1:], strict=True), 1):
         if one.output_shape != following.input_shape:
             shapes = f"{list(following.input_shape)}, not {list(one.output_shape)}"
             raise ValueError(f"segment {number} of the host takes features {shapes}")
     parameters = Table(tuple(one for segment in segments for one in segment.parameters))
     statistics = Table(tuple(one for segment in segments for one in segment.statistics))
+    modules = host if isinstance(host, InitialRows) else None
     return HostShape(tuple(segments), slots, parameters, statistics, blueprints, modules)
 
 
@@ -183,14 +168,12 @@ def split_values(
     segments: Sequence[Segment], parameters: list[Tensor], statistics: list[Tensor]
 ) -> Iterator[tuple[Segment, Values]]:
     """Every segment with its own tensors, and those that it borrows."""
-    rest = parameters
+    rest = iter(parameters)
+    moving = iter(statistics)
     for segment in segments:
-        count = len(segment.parameters)
-        num_statistics = len(segment.statistics)
-        borrowed = [parameters[place] for place in segment.borrowed]
-        yield segment, Values(rest[:count] + borrowed, statistics[:num_statistics])
-        rest = rest[count:]
-        statistics = statistics[num_statistics:]
+        own = list(islice(rest, len(segment.parameters)))
+        own += [parameters[place] for place in segment.borrowed]
+        yield segment, Values(own, list(islice(moving, len(segment.statistics))))
 
 
 def train_loss(
@@ -235,9 +218,7 @@ def evaluate_loss(
     filler: SlotFiller,
     row: int,
 ) -> tuple[Tensor, Tensor]:
-    """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n], with running
-    statistics; `batch` and `filler` as above.
-    """
+    """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n]; else as above."""
     run, x = _features(shape, folded, batch[0], filler)
     return shape.head.measure(run, folded[-1], x, batch[1], row)
 

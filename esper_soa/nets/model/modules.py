@@ -6,7 +6,7 @@ and its weights below. grown/build.py makes descriptions from hosts and their se
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -248,16 +248,14 @@ class GrownNetwork(nn.Sequential):
         super().__init__()
         self.spec = spec
         inputs = spec["input"]
-        images = "mean" in inputs
-        begin = Normalise(inputs["mean"], inputs["std"]) if images else nn.Identity()
+        begin = Normalise(inputs["mean"], inputs["std"]) if "mean" in inputs else nn.Identity()
         self.add_module("input", begin)
         for part in spec["host"]:
-            kind = ResidualModule if part.get("residual") else nn.Sequential
-            self.add_module(part["name"], sequence(part["layers"], kind, "host"))
+            segment = sequence(part["layers"], bool(part.get("residual")), "host")
+            self.add_module(part["name"], segment)
             for seed in spec["seeds"]:
                 if seed["after"] == part["name"]:
-                    kind = ResidualModule if seed["residual"] else nn.Sequential
-                    grown = sequence(seed["layers"], kind, "blueprint")
+                    grown = sequence(seed["layers"], seed["residual"], "blueprint")
                     gate = [layer_of(seed["gate"])] if seed["gate"] else []
                     blend = BLENDS[seed["blend"]](seed["alpha"], *gate)
                     self.add_module(seed["slot"], Slot(grown, blend))
@@ -295,11 +293,9 @@ class GrownNetwork(nn.Sequential):
         return bytes(tokens[0].clamp(max=255).tolist()).decode(errors="replace")
 
 
-def sequence(
-    layers: list[dict], kind: type[nn.Sequential] = nn.Sequential, role: str = ""
-) -> nn.Sequential:
-    """Layers one after the other, by their names; `role` as in `layer_of`."""
-    module = kind()
+def sequence(layers: list[dict], residual: bool = False, role: str = "") -> nn.Sequential:
+    """Layers one after the other, by their names, or x + layers(x); `role` as in `layer_of`."""
+    module = ResidualModule() if residual else nn.Sequential()
     for layer in layers:
         module.add_module(layer["name"], layer_of(layer, role))
     return module
@@ -336,11 +332,9 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
 
     Raises ValueError.
     """
-    module: nn.Module
     layers = _marked(kind, LAYER)
     if layers:
-        module = layers[0](**_numbers(kind, arguments))
-        return module
+        return layers[0](**_numbers(kind, arguments))
     num_arguments = USER_ARGUMENTS[role]
     counts: list[int] = [one for one in map(arguments.get, num_arguments) if type(one) is int]
     if set(arguments) != set(num_arguments) or len(counts) < len(num_arguments) or min(counts) < 0:
@@ -359,7 +353,7 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     return module[counts[1]]
 
 
-def _marked(kind: str, role: str) -> list:
+def _marked(kind: str, role: str) -> list[Callable[..., nn.Module]]:
     """What the decorator of this role has marked with the name of `kind`, `module:name`.
 
     A file may say anything, so nothing is imported here, and nothing else is called. Raises

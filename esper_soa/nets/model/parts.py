@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,21 +55,8 @@ class Table(NamedTuple):
         """rows [n, total] -> one [n, *shape] view per parameter."""
         if not self.parameters:
             return []
-        parts = rows.split(self.sizes, dim=1)
-        return [
-            part.reshape(part.shape[0], *row.shape)
-            for part, row in zip(parts, self.parameters, strict=True)
-        ]
-
-    def between(self, start: int, end: int) -> "Table":
-        """What is in the columns from `start` to before `end`, as vectors."""
-        found = []
-        place = 0
-        for size, one in zip(self.sizes, self.parameters, strict=True):
-            count = min(end, place + size) - max(start, place)
-            place += size
-            found += [one._replace(shape=(count,))] if count > 0 else []
-        return Table(tuple(found))
+        both = zip(rows.split(self.sizes, dim=1), self.parameters, strict=True)
+        return [part.reshape(part.shape[0], *own.shape) for part, own in both]
 
     def spread(self, facts: Sequence[float], device: torch.device) -> Tensor:
         """The fact of each parameter tensor for all of its numbers: [total]."""
@@ -78,23 +65,21 @@ class Table(NamedTuple):
 
     def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
+        rows = torch.empty(keys.shape[0], self.total, dtype=dtype, device=keys.device)
         if not self.parameters:
-            return torch.zeros(keys.shape[0], 0, dtype=dtype, device=keys.device)
-        columns = self.total
-        rows = torch.empty(keys.shape[0], columns, dtype=dtype, device=keys.device)
+            return rows
+        facts = zip(*[(one.bound, one.value, one.std) for one in self.parameters], strict=True)
+        columns = torch.stack([self.spread(one, keys.device) for one in facts]).to(dtype)
         width = max(1, DRAWN // max(1, keys.shape[0]))
-        for start in range(0, columns, width):
-            end = min(start + width, columns)
-            own = self.between(start, end)
-            facts = zip(*[(one.bound, one.value, one.std) for one in own.parameters], strict=True)
-            bound, value, std = (own.spread(one, keys.device).to(dtype) for one in facts)
-            places = torch.arange(start, end, device=keys.device)
+        for start in range(0, self.total, width):
+            bound, value, std = columns[:, start : start + width]
+            places = torch.arange(start, start + len(bound), device=keys.device)
             draws = streams.uniform(keys[:, None], places, dtype)
             drawn = value + bound * (2 * draws - 1)
-            if any(one.std for one in own.parameters):
+            if any(one.std for one in self.parameters):
                 normal = std > 0
                 drawn[:, normal] += std[normal] * normal_numbers(draws[:, normal])
-            rows[:, start:end] = drawn
+            rows[:, start : start + width] = drawn
         return rows
 
 
@@ -164,6 +149,14 @@ def norm_parameters(channels: int) -> tuple[Parameter, ...]:
     return ONES.tensor((channels,)), ZEROS.tensor((channels,))
 
 
+def linear_parameters(
+    inputs: int, outputs: int, start: Start = SPREAD, bias: bool = True
+) -> tuple[Parameter, ...]:
+    """Weight [O, I] and, where asked for, bias [O] of a linear layer."""
+    shapes = ((outputs, inputs), (outputs,)) if bias else ((outputs, inputs),)
+    return tuple(start.tensor(shape, inputs) for shape in shapes)
+
+
 def _check_kernel(size: int) -> None:
     if size < 1 or size % 2 == 0:
         allowed = "odd, so that padding can leave an image its size"
@@ -171,7 +164,6 @@ def _check_kernel(size: int) -> None:
 
 
 def _group_norm(channels: int) -> Arguments:
-    """What a group norm is made with."""
     return {"num_groups": norm_groups(channels), "num_channels": channels, "eps": NORM_EPS}
 
 
@@ -185,11 +177,11 @@ def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Laye
 class Part(ABC):
     """A part of a seed; C = `channels` are those of the slot."""
 
-    topology: ClassVar[str]  # kind of the features that it takes and gives
+    topology: str = IMAGES  # kind of the features that it takes and gives
 
-    @abstractmethod
     def outputs_of(self, inputs: int, channels: int) -> int:
-        """Channels that come out of `inputs` channels."""
+        """Channels that come out of `inputs` channels: as many, where a part does not say more."""
+        return inputs
 
     @abstractmethod
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
@@ -208,14 +200,8 @@ class Part(ABC):
         """Output [B, m*O, ...] for m networks; parameters [m, ...], x [B, m*I, ...]."""
 
 
-class ImagePart(Part):
-    """A part that takes and gives features [B, C, H, W]."""
-
-    topology = IMAGES
-
-
 @dataclass(frozen=True)
-class Conv(ImagePart):
+class Conv(Part):
     """Same-padded convolution, then group norm and ReLU where asked for."""
 
     outputs: Width = CHANNELS
@@ -255,15 +241,8 @@ class Conv(ImagePart):
         return F.relu(out, inplace=True) if self.relu else out
 
 
-class SameWidth:
-    """Gives as many channels as it takes."""
-
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        return inputs
-
-
 @dataclass(frozen=True)
-class Depthwise(SameWidth, ImagePart):
+class Depthwise(Part):
     """Same-padded convolution of every channel by itself."""
 
     kernel: int = 3  # pixels along a side, odd
@@ -283,11 +262,11 @@ class Depthwise(SameWidth, ImagePart):
         return (convolution(inputs, inputs, self.kernel, groups=inputs),)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
-        return batched.depthwise_conv2d(x, *parameters)
+        return batched.conv2d(x, *parameters)
 
 
 @dataclass(frozen=True)
-class SoftNorm(SameWidth, ImagePart):
+class SoftNorm(Part):
     """x + tanh(strength) (group norm(x) - x)."""
 
     start: Start = ZEROS  # of the strength: at 0 it changes nothing
@@ -323,10 +302,9 @@ class Squeeze:
     def parameters(self, inputs: int, outputs: int, channels: int) -> tuple[Parameter, ...]:
         """Weight [H, I] and, where it has one, bias [H], then weight [O, H] and bias [O]."""
         hidden = self.hidden.of(channels)
-        first = [SPREAD.tensor((hidden, inputs), inputs)]
-        first += [SPREAD.tensor((hidden,), inputs)] if self.hidden_bias else []
-        second = self.start.tensor((outputs, hidden), hidden)
-        return *first, second, self.bias_start.tensor((outputs,), hidden)
+        first = linear_parameters(inputs, hidden, bias=self.hidden_bias)
+        second = linear_parameters(hidden, outputs, self.start, bias=False)
+        return *first, *second, self.bias_start.tensor((outputs,), hidden)
 
     def products(self, inputs: int, outputs: int, channels: int) -> int:
         """Multiplications of an image; the mean is not counted."""
@@ -347,7 +325,7 @@ class Squeeze:
 
 
 @dataclass(frozen=True)
-class Excite(SameWidth, ImagePart):
+class Excite(Part):
     """x times a number per channel and image, from a squeeze of x (Hu et al. 2018)."""
 
     squeeze: Squeeze
@@ -366,8 +344,7 @@ class Excite(SameWidth, ImagePart):
         return x * self.squeeze.forward(parameters, x).flatten(1)[..., None, None]
 
 
-# Those that engines with kernels of their own know.
-KernelPart = Conv | Depthwise | SoftNorm | Excite
+KernelPart = Conv | Depthwise | SoftNorm | Excite  # that engines with kernels of their own know
 
 
 def are_parts(value: object) -> bool:

@@ -40,8 +40,7 @@ class Forward(NamedTuple):
     filler: SlotFiller | None  # None: all slots are empty
     num_nets: int
     dtype: torch.dtype  # of the weights, in which losses are computed
-    # Gives the streams int64 [n] of what networks draw in this batch, as dropout does; None where
-    # nothing is drawn.
+    # Streams int64 [n] of what networks draw in this batch, as dropout; None: nothing is drawn.
     noise: Callable[[], Tensor] | None = None
 
     def occupied(self, slot: int) -> bool:
@@ -49,9 +48,7 @@ class Forward(NamedTuple):
         return slot >= 0 and self.filler is not None and self.filler.occupied(slot)
 
     def fill(self, slot: int, x: Tensor, pooled: bool = False) -> Tensor:
-        """Activations after the slot, and after the pool behind it where `pooled`; x where the slot
-        is not occupied.
-        """
+        """Activations after the slot, and a pool where `pooled`; x where it is not occupied."""
         if self.filler is None or not self.occupied(slot):
             return x
         return self.filler.fill(slot, x, pooled)
@@ -71,8 +68,7 @@ class Values(NamedTuple):
     """The tensors of a segment of n networks."""
 
     parameters: list[Tensor]  # [n, *shape]; those that it borrows last
-    # [n, *shape]; in training [n * numbers], which move in place
-    statistics: list[Tensor]
+    statistics: list[Tensor]  # [n, *shape]; in training [n * numbers], which move in place
 
 
 class Segment(Protocol):

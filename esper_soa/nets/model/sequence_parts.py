@@ -36,9 +36,7 @@ class Dense(SequencePart):
 
     def parameters(self, inputs: int, channels: int) -> tuple[parts.Parameter, ...]:
         """Weight [O, I] and, where it has one, bias [O]."""
-        outputs = self.outputs.of(channels)
-        weight = self.start.tensor((outputs, inputs), inputs)
-        return (weight, self.start.tensor((outputs,), inputs)) if self.bias else (weight,)
+        return parts.linear_parameters(inputs, self.outputs.of(channels), self.start, self.bias)
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
         return positions * inputs * self.outputs.of(channels)
@@ -53,7 +51,7 @@ class Dense(SequencePart):
 
 
 @dataclass(frozen=True)
-class CausalAttention(parts.SameWidth, SequencePart):
+class CausalAttention(SequencePart):
     """Self-attention of `heads` heads over a position and those before it, then a linear layer."""
 
     heads: int = ATTENTION_HEADS
@@ -61,12 +59,8 @@ class CausalAttention(parts.SameWidth, SequencePart):
 
     def parameters(self, inputs: int, channels: int) -> tuple[parts.Parameter, ...]:
         """Weight [3*I, I] and bias [3*I] of queries, keys and values; those of the last layer."""
-        first = (
-            parts.SPREAD.tensor((3 * inputs, inputs), inputs),
-            parts.SPREAD.tensor((3 * inputs,), inputs),
-        )
-        last = self.start.tensor((inputs, inputs), inputs), self.start.tensor((inputs,), inputs)
-        return *first, *last
+        last = parts.linear_parameters(inputs, inputs, self.start)
+        return *parts.linear_parameters(inputs, 3 * inputs), *last
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
         """Positions behind are counted too."""
@@ -85,7 +79,7 @@ class CausalAttention(parts.SameWidth, SequencePart):
 
 
 @dataclass(frozen=True)
-class SoftLayerNorm(parts.SameWidth, SequencePart):
+class SoftLayerNorm(SequencePart):
     """x + tanh(strength) (layer norm(x) - x)."""
 
     start: parts.Start = parts.ZEROS  # of the strength: at 0 it changes nothing

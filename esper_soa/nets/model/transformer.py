@@ -13,16 +13,8 @@ from torch import Tensor
 from esper_soa.config.nets import TaskConfig
 from esper_soa.nets import sequences
 from esper_soa.nets.batched import NORM_EPS
-from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter, norm_parameters
-from esper_soa.nets.model.segments import (
-    FeatureShape,
-    Forward,
-    PlainPart,
-    Scores,
-    SlotNumbers,
-    StatelessSegment,
-    Values,
-)
+from esper_soa.nets.model import segments
+from esper_soa.nets.model.parts import LayerSpec, Parameter, linear_parameters, norm_parameters
 
 MIB = 2**20
 FLOAT = 4  # bytes of a number
@@ -34,7 +26,7 @@ PLACES = 3  # of a layer that drop numbers; one more is behind the embeddings
 Drop = Callable[[Tensor, int], Tensor]  # dropout of rows [n, R, C] at a place of the network
 
 
-def dropout_of(run: Forward, rate: float) -> Drop:
+def dropout_of(run: segments.Forward, rate: float) -> Drop:
     """Dropout of a pass; the identity where nothing is dropped."""
     if run.noise is None or rate == 0:
         return lambda rows, _: rows
@@ -45,7 +37,7 @@ def dropout_of(run: Forward, rate: float) -> Drop:
 
 
 @dataclass(frozen=True)
-class Embedding(StatelessSegment):
+class Embedding(segments.StatelessSegment):
     """Features [B, n*D, T] of tokens int64 [B, n*T], or [B, T] for all networks."""
 
     tokens: int  # V
@@ -60,11 +52,11 @@ class Embedding(StatelessSegment):
     products = 0
 
     @property
-    def input_shape(self) -> FeatureShape:
+    def input_shape(self) -> segments.FeatureShape:
         return (self.length,)
 
     @property
-    def output_shape(self) -> FeatureShape:
+    def output_shape(self) -> segments.FeatureShape:
         return self.width, self.length
 
     @property
@@ -77,7 +69,7 @@ class Embedding(StatelessSegment):
     def activations(self) -> int:
         return self.width * self.length
 
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         tokens, positions = folded
         num_nets = tokens.shape[0]
         words = x.unflatten(1, (-1, self.length)).expand(-1, num_nets, -1).transpose(0, 1)
@@ -86,14 +78,14 @@ class Embedding(StatelessSegment):
         rows = dropout_of(run, self.dropout)(embedded.flatten(1, 2), 0)
         return sequences.features_of(rows, self.length)
 
-    def plain_parts(self) -> list[PlainPart]:
+    def plain_parts(self) -> list[segments.PlainPart]:
         sizes = {"tokens": self.tokens, "width": self.width, "context": self.length}
         layer = LayerSpec("embed", "TokenEmbedding", {**sizes, "dropout": self.dropout})
-        return [PlainPart("embedding", [layer])]
+        return [segments.PlainPart("embedding", [layer])]
 
 
 @dataclass(frozen=True)
-class Layers(StatelessSegment):
+class Layers(segments.StatelessSegment):
     """Transformer layers one after the other; slot: number of the slot behind them, -1 for none."""
 
     number: int
@@ -108,7 +100,7 @@ class Layers(StatelessSegment):
     kind = "transformer_layers"
 
     @property
-    def input_shape(self) -> FeatureShape:
+    def input_shape(self) -> segments.FeatureShape:
         return self.width, self.length
 
     output_shape = input_shape
@@ -117,21 +109,17 @@ class Layers(StatelessSegment):
     def parameters(self) -> tuple[Parameter, ...]:
         """Per layer weight and bias of norm, queries to values, projection, norm, MLP's two."""
         width = self.width
+        sizes = (width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)
+        attend, project, hide, give = (linear_parameters(*size) for size in sizes)
         norm = norm_parameters(width)
-
-        def linear(inputs: int, outputs: int) -> tuple[Parameter, ...]:
-            return SPREAD.tensor((outputs, inputs), inputs), SPREAD.tensor((outputs,), inputs)
-
-        attention = *norm, *linear(width, 3 * width), *linear(width, width)
-        perceptron = *norm, *linear(width, 4 * width), *linear(4 * width, width)
-        return (*attention, *perceptron) * self.count
+        return (*norm, *attend, *project, *norm, *hide, *give) * self.count
 
     @property
     def slots(self) -> tuple[int, ...]:
         return (self.slot,)
 
     @property
-    def slot_shapes(self) -> tuple[FeatureShape, ...]:
+    def slot_shapes(self) -> tuple[segments.FeatureShape, ...]:
         return (self.input_shape,)
 
     @property
@@ -148,7 +136,7 @@ class Layers(StatelessSegment):
         dropped = (4 * self.width + 3 * self.heads * self.length) * (self.dropout > 0)
         return self.count * self.length * (16 * self.width + dropped)
 
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         drop = dropout_of(run, self.dropout)
         rows = sequences.rows_of(x, run.num_nets)
         for place in range(self.count):
@@ -157,7 +145,7 @@ class Layers(StatelessSegment):
         return run.fill(self.slot, sequences.features_of(rows, self.length))
 
     def _layer(
-        self, run: Forward, parameters: list[Tensor], rows: Tensor, drop: Drop, site: int
+        self, run: segments.Forward, parameters: list[Tensor], rows: Tensor, drop: Drop, site: int
     ) -> Tensor:
         """Rows behind a layer; site: number of its first place that drops numbers."""
         norm, attend, project, norm2, hide, give = zip(*[iter(parameters)] * 2, strict=True)
@@ -173,14 +161,14 @@ class Layers(StatelessSegment):
         hidden = F.gelu(sequences.linear(sequences.layer_norm(rows, *norm2), *hide))
         return rows + drop(sequences.linear(hidden, *give), site + 2)
 
-    def plain_parts(self) -> list[PlainPart]:
+    def plain_parts(self) -> list[segments.PlainPart]:
         sizes = {"width": self.width, "heads": self.heads, "dropout": self.dropout, "eps": NORM_EPS}
         layers = [LayerSpec(f"layer{i}", "TransformerLayer", {**sizes}) for i in range(self.count)]
-        return [PlainPart(f"layers{self.number}", layers, slot=self.slot)]
+        return [segments.PlainPart(f"layers{self.number}", layers, slot=self.slot)]
 
 
 @dataclass(frozen=True)
-class TiedHead(StatelessSegment):
+class TiedHead(segments.StatelessSegment):
     """Logits [B, n, T, V]: layer norm, and products with the token embeddings.
 
     For losses, at most `most` logits are in memory at the same time.
@@ -197,11 +185,11 @@ class TiedHead(StatelessSegment):
     slot_shapes = ()
 
     @property
-    def input_shape(self) -> FeatureShape:
+    def input_shape(self) -> segments.FeatureShape:
         return self.width, self.length
 
     @property
-    def output_shape(self) -> FeatureShape:
+    def output_shape(self) -> segments.FeatureShape:
         return (self.tokens,)
 
     @property
@@ -222,36 +210,34 @@ class TiedHead(StatelessSegment):
         logits = min(num_nets * batch * self.length * self.tokens, self.most)
         return LOGIT * logits + 2 * FLOAT * num_nets * self.tokens * self.width
 
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        rows = self._rows(run, folded, x)
-        logits = sequences.linear(rows, folded[2])
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        logits = sequences.linear(self._rows(run, folded, x), folded[2])
         return logits.unflatten(1, (-1, self.length)).transpose(0, 1)
 
-    def _rows(self, run: Forward, parameters: list[Tensor], x: Tensor) -> Tensor:
+    def _rows(self, run: segments.Forward, parameters: list[Tensor], x: Tensor) -> Tensor:
         return sequences.layer_norm(sequences.rows_of(x, run.num_nets), *parameters[:2])
 
-    def train_loss(self, run: Forward, values: Values, x: Tensor, labels: Tensor) -> Scores:
-        rows = self._rows(run, values.parameters, x)
+    def train_loss(
+        self, run: segments.Forward, values: segments.Values, x: Tensor, labels: Tensor
+    ) -> segments.Scores:
         targets = labels.transpose(0, 1).flatten(1)
-        losses, right = sequences.summed_token_loss(rows, values.parameters[2], targets, self.most)
+        given = self._rows(run, values.parameters, x), values.parameters[2], targets, self.most
+        losses, right = sequences.SummedTokenLoss.apply(*given)
         return losses / targets.shape[1], right.sum(1)
 
     def measure(
-        self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
+        self, run: segments.Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
     ) -> tuple[Tensor, Tensor]:
         targets = labels.transpose(0, 1).flatten(1)
-        correct = []
-        sums = x.new_zeros(0)
-        for number, part in enumerate(x.split(labels.shape[0])):
-            rows = self._rows(run, folded, part)
-            losses, right = sequences.summed_token_loss(rows, folded[2], targets, self.most)
-            correct.append(right.sum(1))
-            sums = losses if number == row else sums
-        return sums, torch.stack(correct)
+        found = [
+            sequences.SummedTokenLoss.apply(rows, folded[2], targets, self.most)
+            for rows in (self._rows(run, folded, part) for part in x.split(labels.shape[0]))
+        ]
+        return found[row][0], torch.stack([right.sum(1) for _, right in found])
 
-    def plain_parts(self) -> list[PlainPart]:
+    def plain_parts(self) -> list[segments.PlainPart]:
         layer = LayerSpec("head", "TiedHead", {"width": self.width, "eps": NORM_EPS})
-        return [PlainPart("head", [layer])]
+        return [segments.PlainPart("head", [layer])]
 
 
 @dataclass(frozen=True)
@@ -260,9 +246,7 @@ class Transformer:
 
     task: TaskConfig
 
-    modules = None  # rows begin as the tables of parameters say
-
-    def segments(self, slots: SlotNumbers) -> tuple[Embedding | Layers | TiedHead, ...]:
+    def segments(self, slots: segments.SlotNumbers) -> tuple[Embedding | Layers | TiedHead, ...]:
         """Embedding, segments of layers, head."""
         cfg = self.task.transformer
         tokens = self.task.num_classes

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper_soa.config.nets import IMAGES, TOPOLOGIES
 from esper_soa.config.registry import BLUEPRINT, reference_to
-from esper_soa.nets.model.parts import LayerSpec, Parameter, SameWidth
+from esper_soa.nets.model.parts import LayerSpec, Parameter, Part
 
 Factory = Callable[[int], nn.Module]
 GENERATOR_USED = threading.Lock()  # torch's generator is one for all threads
@@ -41,15 +41,21 @@ def skeleton(make: Factory, size: int, training: bool | None, thread: int) -> nn
     return module if training is None else module.train(training)
 
 
-def rows_of(modules: Sequence[nn.Module], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Parameters and buffers of modules as rows [n, numbers] in `dtype`."""
+def initial_rows(
+    make: Factory, size: int, keys: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Fresh rows of parameters and of buffers [n, numbers] of modules from streams `keys` (int64
+    [n]): a module's own start, its draws by the stream. The keys are read by the host.
+    """
 
     def flat(tensors: Iterable[Tensor]) -> Tensor:
         values = [one.detach().reshape(-1).to(dtype) for one in tensors]
         return torch.cat([torch.zeros(0, dtype=dtype), *values])
 
-    parameters = [flat(module.parameters()) for module in modules]
-    return torch.stack(parameters), torch.stack([flat(module.buffers()) for module in modules])
+    modules = [make_module(make, size, key) for key in keys.tolist()]
+    parameters = torch.stack([flat(module.parameters()) for module in modules])
+    buffers = torch.stack([flat(module.buffers()) for module in modules])
+    return parameters.to(keys.device), buffers.to(keys.device)
 
 
 def call_networks(
@@ -87,7 +93,7 @@ def count_products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
 
 
 @dataclass(frozen=True)
-class UserModule(SameWidth):
+class UserModule(Part):
     """A seed: a module that maps features [B, C, ...] to features of that shape."""
 
     make: Factory  # of the channels of a slot
@@ -104,16 +110,13 @@ class UserModule(SameWidth):
         size = round(positions ** (1 / max(axes, 1)))
         return _seed_products(self.make, (channels, *[size] * axes))
 
-    def layers(self, inputs: int, channels: int) -> list[LayerSpec]:
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
         """The module itself, by the name of what makes it."""
-        return [LayerSpec("own", reference_to(BLUEPRINT, self.make), {"channels": channels})]
+        return (LayerSpec("own", reference_to(BLUEPRINT, self.make), {"channels": channels}),)
 
     def initial_rows(self, channels: int, keys: Tensor, dtype: torch.dtype) -> Tensor:
-        """Fresh rows [m, parameters] from streams `keys` (int64 [m]): the module's own start, its
-        draws by the stream. The keys are read by the host.
-        """
-        modules = [make_module(self.make, channels, key) for key in keys.tolist()]
-        return rows_of(modules, dtype)[0].to(keys.device)
+        """Fresh rows [m, parameters] from streams `keys` (int64 [m])."""
+        return initial_rows(self.make, channels, keys, dtype)[0]
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         """Output of m networks, shaped as x [B, m*C, ...]; parameters [m, ...] each."""

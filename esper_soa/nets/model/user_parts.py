@@ -30,7 +30,6 @@ from esper_soa.nets.model.host import (
     Host,
     HostChain,
     HostShape,
-    chain_shape,
     host_shape,
     initial_hosts,
     split_values,
@@ -38,7 +37,7 @@ from esper_soa.nets.model.host import (
 from esper_soa.nets.model.parts import Table, are_parts
 from esper_soa.nets.model.segments import FeatureShape, Forward
 from esper_soa.nets.model.user_module import UserModule, make_module
-from esper_soa.nets.model.user_segment import UserHost
+from esper_soa.nets.model.user_segment import UserHost, children_of
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 PROBE_SEED = 1
@@ -88,8 +87,7 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> bluepr
     setting = "task.blueprints"
     kinds = sorted({spec.topology for spec in slots})
     packaged = [one for kind in kinds for one in blueprints.PACKAGED.get(kind, ())]
-    packaged = [one for one in packaged if one.name in offered]
-    every = [blueprints.NOOP, *packaged]
+    every = [blueprints.NOOP, *(one for one in packaged if one.name in offered)]
     known = {one.name for one in every}
     for name in (name for name in offered if not registry.is_reference(name)):
         allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
@@ -250,7 +248,7 @@ def host_findings(host: Host, classes: int) -> tuple[str, ...]:
     if isinstance(host, UserHost):
         return _sequential_findings(host)
     try:
-        shape = chain_shape(host.segments({}), ())
+        shape = host_shape(TaskConfig(), (), host=host)
     except ValueError as error:
         return (str(error),)
     findings = []
@@ -263,7 +261,6 @@ def host_findings(host: Host, classes: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)  # several parts of a program ask for it
 def _sequential_findings(host: UserHost) -> tuple[str, ...]:
-    """What keeps hosts of modules from being trained."""
     findings = list[str]()
     with registry.collect_faults(findings):
         module = make_module(host.make, host.classes, PROBE_SEED)
@@ -310,8 +307,7 @@ def _kept_findings(module: nn.Sequential) -> list[str]:
 
 
 def _shape_findings(host: UserHost) -> list[str]:
-    """What comes out of the segments."""
-    *inner, last = host.children
+    *inner, last = children_of(host)
     findings = []
     if last.output_shape != (host.classes,):
         shape = ", ".join(map(str, ("B", *last.output_shape)))
@@ -323,6 +319,7 @@ def _shape_findings(host: UserHost) -> list[str]:
     return findings
 
 
+@torch.no_grad()
 def _batched_findings(host: UserHost) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
     shape = host_shape(TaskConfig(), (), host=host)
@@ -333,14 +330,13 @@ def _batched_findings(host: UserHost) -> list[str]:
         x = torch.zeros(NUM_PROBED, NUM_PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
         buffers = shape.statistics.unpack(statistics.clone())
         buffers = [one.reshape(-1) for one in buffers] if training else buffers
-        for segment, values in split_values(host.children, parameters, buffers):
+        for segment, values in split_values(children_of(host), parameters, buffers):
             what = f"its segment {segment.plain_parts()[0].name}"
             try:
-                with torch.no_grad():
-                    if training:
-                        x = segment.train(run, values, x)
-                    else:
-                        x = segment.infer(run, segment.fold(values), x)
+                if training:
+                    x = segment.train(run, values, x)
+                else:
+                    x = segment.infer(run, segment.fold(values), x)
             except registry.RAISED as error:
                 mode = f"for several networks in {'training' if training else 'eval'} mode"
                 raised = f"raises {type(error).__name__} {mode}: {one_line(error)}"

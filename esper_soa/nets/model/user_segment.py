@@ -53,8 +53,7 @@ class UserSegment:
         return math.prod(self.output_shape)
 
     def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
-        # Copies: a batch norm keeps its buffers for the backward pass, and must not see them move
-        # once more.
+        # copies: a batch norm keeps its buffers for the backward pass, which must not see them move
         rows = zip(values.statistics, self.statistics, strict=True)
         buffers = [one.view(run.num_nets, *like.shape).clone() for one, like in rows]
         out, moved = self._call(run, values.parameters, buffers, x, True)
@@ -80,8 +79,7 @@ class UserSegment:
         rows = zip(buffers, self.dtypes, strict=True)
         own_buffers = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
         # Autocast does not reach into vmap: modules compute in the format of their weights.
-        tensors = (*weights, *own_buffers)
-        weight_dtypes = [one.dtype for one in tensors if one.is_floating_point()]
+        weight_dtypes = [one.dtype for one in (*weights, *own_buffers) if one.is_floating_point()]
         features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, run.num_nets, *features.shape[2:]).transpose(0, 1)
         return user_module.call_networks(module[self.number], weights, own_buffers, features)
@@ -98,14 +96,10 @@ class UserHead(UserSegment, Classifier):
     """The last child of a user's host, which gives the logits."""
 
     def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
-        return self._logits(super().train(run, values, x))
+        return super().train(run, values, x).unflatten(1, (-1, self.host.classes))
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        return self._logits(super().infer(run, folded, x))
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """x [B, n*classes] as [B, n, classes]."""
-        return x.unflatten(1, (-1, self.host.classes))
+        return super().infer(run, folded, x).unflatten(1, (-1, self.host.classes))
 
 
 @dataclass(frozen=True)
@@ -115,43 +109,30 @@ class UserHost:
     make: user_module.Factory  # of the number of classes
     classes: int
 
-    @property
-    def modules(self) -> "UserHost":
-        return self
-
-    @property
-    def children(self) -> tuple[UserSegment, ...]:
-        """Its segments without slots, in order; the last gives the logits."""
-        return _children(self)
-
     def segments(self, slots: SlotNumbers) -> tuple[UserSegment, ...]:
         """The segments with their slots; the last is the head."""
-        *body, last = self.children
+        *body, last = children_of(self)
         segments = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
         return *segments, UserHead(**vars(last))
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Fresh rows of parameters and of buffers [n, ...]; as of UserModule."""
-        modules = [user_module.make_module(self.make, self.classes, key) for key in keys.tolist()]
-        parameters, buffers = user_module.rows_of(modules, dtype)
-        return parameters.to(keys.device), buffers.to(keys.device)
+        return user_module.initial_rows(self.make, self.classes, keys, dtype)
 
 
 @lru_cache(maxsize=256)
-def _children(host: UserHost) -> tuple[UserSegment, ...]:
-    """The children of the host in eval mode, with one image."""
+def children_of(host: UserHost) -> tuple[UserSegment, ...]:
+    """The segments of the host without slots, in order; the last gives the logits."""
     module = user_module.make_module(host.make, host.classes, user_module.SKELETON_SEED)
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"{type(module).__name__} is no nn.Sequential")
-    x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+    x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)  # in eval mode, one image
     children = []
     for number, (name, child) in enumerate(module.eval().named_children()):
         out, products = user_module.count_products(child, x)
         parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
         statistics = tuple(Parameter(tuple(one.shape)) for one in child.buffers())
-        dtypes = tuple(one.dtype for one in child.buffers())
+        rows = parameters, statistics, tuple(one.dtype for one in child.buffers())
         shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
-        rows = parameters, statistics, dtypes
         children.append(UserSegment(host, number, name, *rows, *shapes, products))
         x = out
     return tuple(children)

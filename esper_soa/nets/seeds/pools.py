@@ -33,8 +33,7 @@ class RowLayout(NamedTuple):
 def row_layout(shape: HostShape, slot: int) -> RowLayout:
     """Widths of the rows of `slot`."""
     spec = shape.slots[slot]
-    seed = max(parameter_counts(shape.blueprints, spec))
-    return RowLayout(seed, gate_table(spec.channels).total)
+    return RowLayout(max(parameter_counts(shape.blueprints, spec)), gate_table(spec.channels).total)
 
 
 def allocate(
@@ -129,8 +128,7 @@ def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
     """One packed device-to-host copy: the one read of an env-step."""
     present = [column for column in seeds if column is not None]
     columns = torch.stack([column.long() for column in present]).cpu().numpy()
-    flags = [column.dtype == torch.bool for column in present]
-    pairs = zip(columns, flags, strict=True)
+    pairs = zip(columns, [column.dtype == torch.bool for column in present], strict=True)
     return ActiveSeeds(*(values.astype(bool) if flag else values for values, flag in pairs))
 
 

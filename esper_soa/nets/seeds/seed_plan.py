@@ -4,6 +4,7 @@ Made once per training and validation pass by the engines; kernels of whole netw
 arrays, layers of n networks at once the groups.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,24 +28,17 @@ class SeedPlan(NamedTuple):
     measured: np.ndarray  # bool, gradient statistics are taken (TRAINING and BLENDING)
 
 
-def training_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
-    """Seeds of a training pass; detached_stages: those cut off from their host's graph."""
-    return _plan(active_seeds, active_seeds.running, detached_stages)
+def seed_plan(seeds: ActiveSeeds, running: np.ndarray, detached_stages: Sequence[int]) -> SeedPlan:
+    """The seeds of a pass.
 
-
-def validation_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
-    """The seeds of a validation pass, those with an alpha above 0."""
-    return _plan(active_seeds, active_seeds.visible, detached_stages)
-
-
-def _plan(seeds: ActiveSeeds, running: np.ndarray, detached_stages: tuple[int, ...]) -> SeedPlan:
-    stage = seeds.stage
-    frozen = seeds.frozen
-    through = stage == Stage.TRAINING
+    running: `seeds.running` in training; in validation `seeds.visible`, those with an alpha above
+    0. detached_stages: those cut off from their host's graph.
+    """
+    through = seeds.stage == Stage.TRAINING
     blend = np.where(through, THROUGH, seeds.blend)
-    measured = (through | (stage == Stage.BLENDING)) & ~frozen
-    detached = np.isin(stage, detached_stages)
-    return SeedPlan(running, seeds.blueprint, blend, detached, frozen, measured)
+    measured = (through | (seeds.stage == Stage.BLENDING)) & ~seeds.frozen
+    detached = np.isin(seeds.stage, detached_stages)
+    return SeedPlan(running, seeds.blueprint, blend, detached, seeds.frozen, measured)
 
 
 class Group(NamedTuple):
@@ -64,8 +58,7 @@ def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Gr
     """Groups of the running seeds of a chunk with env numbers `envs`, slot by slot."""
     groups = []
     own = SeedPlan(*(facts[envs] for facts in plan))
-    stride = Blend.GATE + 1
-    code = own.blueprint * stride + own.blend
+    code = own.blueprint * (Blend.GATE + 1) + own.blend
     for flag in (own.detached, own.frozen, own.measured):
         code = code * 2 + flag
     for slot in range(code.shape[1]):

@@ -14,8 +14,8 @@ from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets import batched
 from esper_soa.nets.model.blueprints import (
+    GATE,
     Architecture,
-    gate_forward,
     gate_table,
     seed_forward,
     seed_table,
@@ -83,18 +83,17 @@ class ActiveGroup:
         if group.blend == Blend.ADD:
             return batched.interpolate(host, seed, self.alpha)
         table = gate_table(self.channels)
-        gates = gate_forward(table.unpack(self.params[:, -table.total :]), inputs)
-        return batched.interpolate(host, seed, self.alpha * gates)
+        gates = GATE.forward(table.unpack(self.params[:, -table.total :]), inputs)
+        return batched.interpolate(host, seed, self.alpha * gates.squeeze(-1))
 
 
 def _columns(shape: HostShape, group: Group, width: int) -> list[slice]:
     """Columns of the group's numbers in a row of so many: of seed and gate in a row of parameters,
     in each part of what an optimizer keeps, and its count.
     """
-    channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
-    seed = seed_table(shape.blueprint(group.blueprint), channels).total
+    seed = seed_table(shape.blueprint(group.blueprint), shape.slots[group.slot].channels).total
     parts, count = divmod(width, sum(layout))
     columns = list[slice]()
     for first in range(0, parts * sum(layout), sum(layout)):
@@ -130,13 +129,12 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
                 pool[name][:, part].index_copy_(0, group.rows, numbers)
 
 
+@dataclass
 class SeedFiller:
     """Fills the slots of a pass with groups of seeds."""
 
-    def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
-        """num_nets: n, of the pass."""
-        self.actives = actives
-        self.num_nets = num_nets
+    actives: list[ActiveGroup]
+    num_nets: int  # n, of the pass
 
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)

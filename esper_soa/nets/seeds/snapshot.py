@@ -18,15 +18,11 @@ HOST_ROWS = ("params", "statistics")
 def add_snapshot_(weights: TensorDict) -> None:
     """Give `weights` (pools.allocate) room for one snapshot, all zero, with no fossil in it."""
     host = weights["host"]
-    seeds = weights["seeds"]
-    size = host.batch_size
-    slots = list(seeds.keys())
-    device = host["params"].device
-    content = {name: torch.zeros_like(host[name]) for name in HOST_ROWS}
-    fossil = torch.zeros(*size, len(slots), dtype=torch.bool, device=device)
-    rows = {slot: torch.zeros_like(seeds[slot, "params"]) for slot in slots}
-    content |= {"fossil": fossil, "seeds": TensorDict(rows, batch_size=size)}
-    weights["snapshot"] = TensorDict(content, batch_size=size)
+    rows = {name: torch.zeros_like(host[name]) for name in HOST_ROWS}
+    seeds = {name: torch.zeros_like(own["params"]) for name, own in weights["seeds"].items()}
+    fossil = torch.zeros(len(host), len(seeds), dtype=torch.bool, device=host["params"].device)
+    content = {**rows, "seeds": seeds, "fossil": fossil}
+    weights["snapshot"] = TensorDict(content, batch_size=host.batch_size)
 
 
 def snapshot_where_(

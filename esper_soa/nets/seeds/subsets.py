@@ -95,9 +95,8 @@ def jobs_of(seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: in
     """
     num_slots = seeds.stage.shape[1]
     weight = 1 << np.arange(num_slots)
-    fossil = seeds.ablated & (seeds.stage == Stage.FOSSILIZED)
     ablated_bits = seeds.ablated @ weight
-    fossil_bits = fossil @ weight
+    fossil_bits = (seeds.ablated & (seeds.stage == Stage.FOSSILIZED)) @ weight
     patterns = ablated_bits << num_slots | fossil_bits
     jobs = []
     for pattern in np.unique(patterns):

@@ -25,13 +25,12 @@ from esper_soa.nets.engines.gpu.support import MAX_BATCH_IMAGES
 from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
 from esper_soa.nets.engines.gpu.update import rule_numbers
 from esper_soa.nets.engines.gpu.validation import MemorySizes, ValidationStep, ValidationSums
-from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import SlotSeeds, allocate
 from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.nets.sgd import Rules, rules_of
-from esper_soa.state import STATE_FLOAT, GradientStats
+from esper_soa.state import STATE_FLOAT, GradientStats, initial
 from esper_soa.vocabulary import Stage
 
 META_DEVICE = torch.device("meta")
@@ -105,7 +104,7 @@ class GpuEngine:
             rule_numbers(rules or rules_of(nets.task), num_nets, device),
             torch.zeros(num_nets, device=device),
             torch.zeros(num_nets, dtype=torch.int64, device=device),
-            dict(unmeasured_statistics(alpha.shape, device).items()),
+            dict(initial(GradientStats, alpha.shape, device).items()),
         )
         plans = self._plans(nets.shape, device)
         cut = crops_record(crops.bank, inputs.first)

@@ -6,10 +6,8 @@ every host its own gradient. In validation seeds run only in the rows in which t
 (subsets.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,59 +22,11 @@ from esper_soa.nets.model.host import evaluate_loss, fold_batch_norm, train_loss
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
-from esper_soa.nets.seeds.seeds import (
-    ActiveGroup,
-    SeedFiller,
-    TrainingSeeds,
-    gather_rows,
-    scatter_rows_,
-)
+from esper_soa.nets.seeds.seeds import SeedFiller, TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.seeds.subsets import Branch, Job
 from esper_soa.nets.sgd import Rules, update_
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
-
-
-def train_chunk_(
-    shared: Pass[TrainingFeed],
-    num_batches: int,
-    rules: Rules,
-    envs: np.ndarray,
-    gradients: Gradients,
-    call: Call,
-) -> tuple[Tensor, Tensor]:
-    """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-    nets = shared.nets
-    chunk = TrainingChunk(shared, rules, envs)
-    for step in range(num_batches // nets.accumulate):
-        measured = step % nets.task.gradient_stride == 0
-        batches = _batches(shared, chunk.env_numbers, step, call)
-        chunk.step_(batches, gradients if measured else None)
-    chunk.write_back_()
-    return chunk.loss / num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
-
-
-class TrainingBatch(NamedTuple):
-    """A training batch of n networks."""
-
-    inputs: Tensor
-    labels: Tensor
-    noise: Callable[[], Tensor] | None = None  # as of segments.Forward
-
-
-def _batches(
-    shared: Pass[TrainingFeed], envs: Tensor, step: int, call: Call
-) -> Iterator[TrainingBatch]:
-    """The batches of an optimiser step."""
-    count = shared.nets.accumulate
-    for number in range(step * count, (step + 1) * count):
-        call.check()
-        noise = partial(_noise, shared.feed, envs, number)
-        yield TrainingBatch(*shared.feed.batch(envs, number), noise)
-
-
-def _noise(feed: TrainingFeed, envs: Tensor, number: int) -> Tensor:
-    return feed.draw.noise(envs, number)
 
 
 class TrainingChunk:
@@ -97,20 +47,21 @@ class TrainingChunk:
         groups = groups_of(shared.plan, envs, device)
         self.actives = [gather_rows(weights, shape, group, shared.alpha) for group in groups]
         self.trained = [active for active in self.actives if not active.group.frozen]
-        self.scales: precision.LossScales | None = None
-        if precision.SCALE in weights:
-            self.scales = precision.LossScales(weights, self.env_numbers)
+        scaled = precision.SCALE in weights
+        self.scales = precision.LossScales(weights, self.env_numbers) if scaled else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=device)
         self.seen = 0  # targets of each network
 
-    def step_(self, batches: Iterable[TrainingBatch], gradients: Gradients | None) -> None:
-        """One optimiser step on all `batches`; writes gradient statistics where asked for.
+    def step_(self, step: int, gradients: Gradients | None, call: Call) -> None:
+        """One optimiser step, on all of its batches; writes gradient statistics where asked for.
 
         Under loss scales, networks of envs whose gradient overflows are left as they are.
         """
         before = self._copies() if self.scales is not None else []
-        grads, *others = [self._gradients(batch) for batch in batches]
+        count = self.shared.nets.accumulate
+        batches = range(step * count, (step + 1) * count)
+        grads, *others = [self._gradients(batch, call) for batch in batches]
         for more in others:
             grads = [grad + other for grad, other in zip(grads, more, strict=True)]
         grads = [grad / (1 + len(others)) for grad in grads] if others else grads
@@ -132,18 +83,22 @@ class TrainingChunk:
         if self.scales is not None:
             self.scales.update_(finite)
 
-    def _gradients(self, batch: TrainingBatch) -> list[Tensor]:
+    def _gradients(self, batch: int, call: Call) -> list[Tensor]:
         """Gradients of hosts [n, P], then of `trained`; adds up losses and correct answers."""
-        inputs, labels, noise = batch
-        num_nets = labels.shape[1]
+        call.check()
+        feed = self.shared.feed
+        inputs, labels = feed.batch(self.env_numbers, batch)
+
+        def noise() -> Tensor:
+            return feed.draw.noise(self.env_numbers, batch)
+
         shape = self.shared.nets.shape
         dtype = self.shared.nets.precision
-        seeds = TrainingSeeds(self.actives, num_nets)
         leaf = self.params.detach().requires_grad_()
+        seeds = TrainingSeeds(self.actives, labels.shape[1])
         with precision.autocast(dtype, inputs.device):
-            x = precision.as_input(inputs, dtype)
+            rest = (precision.as_input(inputs, dtype), labels), seeds, noise
             parameters = shape.parameters.unpack(leaf)
-            rest = (x, labels), seeds, noise
             losses, correct = train_loss(shape, parameters, self.statistics, *rest)
         self.loss += losses.detach()
         self.correct += correct
@@ -191,22 +146,12 @@ class TrainingChunk:
             self.scales.write_back_(envs)
 
 
-@torch.no_grad()
-def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor, Tensor]:
-    """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
-    call.check()
-    return ValidationChunk(shared, job.envs).measure(job.plan, job.final_rows)
-
-
+@dataclass
 class SubsetSeeds(SeedFiller):
     """Fills the slots of a validation pass; ablated slots split alpha rows, others apply to all."""
 
-    def __init__(
-        self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int
-    ) -> None:
-        super().__init__(actives, num_nets)
-        self.plan = plan
-        self.batch = batch
+    plan: dict[int, Branch]  # of the ablated slots
+    batch: int  # B
 
     def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         branch = self.plan.get(slot)
@@ -223,42 +168,35 @@ class SubsetSeeds(SeedFiller):
         return torch.cat(parts) if rows else x[:0]
 
 
-class ValidationChunk:
-    """Weights of a few envs for validation: batch norm folded, only seeds with alpha above 0."""
-
-    def __init__(self, shared: Pass[ValidationFeed], envs: np.ndarray) -> None:
-        self.shared = shared
-        device = shared.alpha.device
-        self.env_numbers = upload(envs, device)
-        shape = shared.nets.shape
-        host = shared.weights["host"]
-        params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
-        statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
-        self.folded = fold_batch_norm(shape, params, statistics)
-        groups = groups_of(shared.plan, envs, device)
-        self.actives = [gather_rows(shared.weights, shape, group, shared.alpha) for group in groups]
-
-    def measure(
-        self, plan: dict[int, Branch], final_rows: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """Loss [n] of the first code and accuracy [n, codes]."""
-        nets = self.shared.nets
-        num_nets = self.env_numbers.shape[0]
-        rows = list(final_rows)
-        loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=self.env_numbers.device)
-        correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
-        correct_counts = torch.zeros_like(loss)
-        for inputs, labels in self.shared.feed.batches(self.env_numbers, nets.eval_batch):
-            targets = labels.expand(-1, num_nets, *labels.shape[2:])
-            seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
-            with precision.autocast(nets.precision, inputs.device):
-                x = precision.as_input(inputs, nets.precision)
-                batch = x, targets
-                losses, right = evaluate_loss(nets.shape, self.folded, batch, seeds, rows[0])
-            loss += losses
-            correct += torch.stack([right[row] for row in rows])
-            correct_counts += (targets >= 0).transpose(0, 1).flatten(1).sum(1)
-        return loss / correct_counts, 100.0 * correct.T.to(STATE_FLOAT) / correct_counts[:, None]
+@torch.no_grad()
+def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor, Tensor]:
+    """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
+    call.check()
+    nets = shared.nets
+    shape = nets.shape
+    device = shared.alpha.device
+    envs = upload(job.envs, device)
+    host = shared.weights["host"]
+    params = shape.parameters.unpack(host["params"].index_select(0, envs))
+    statistics = shape.statistics.unpack(host["statistics"].index_select(0, envs))
+    folded = fold_batch_norm(shape, params, statistics)
+    groups = groups_of(shared.plan, job.envs, device)
+    actives = [gather_rows(shared.weights, shape, group, shared.alpha) for group in groups]
+    num_nets = job.envs.size
+    rows = job.final_rows
+    loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=device)
+    correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=device)
+    counts = torch.zeros_like(loss)
+    for inputs, labels in shared.feed.batches(envs, nets.eval_batch):
+        targets = labels.expand(-1, num_nets, *labels.shape[2:])
+        seeds = SubsetSeeds(actives, num_nets, job.plan, labels.shape[0])
+        with precision.autocast(nets.precision, inputs.device):
+            batch = precision.as_input(inputs, nets.precision), targets
+            losses, right = evaluate_loss(shape, folded, batch, seeds, rows[0])
+        loss += losses
+        correct += torch.stack([right[row] for row in rows])
+        counts += (targets >= 0).transpose(0, 1).flatten(1).sum(1)
+    return loss / counts, 100.0 * correct.T.to(STATE_FLOAT) / counts[:, None]
 
 
 @dataclass(frozen=True)
@@ -268,7 +206,19 @@ class TorchEngine(PieceEngine):
     chosen: EngineChoice = EngineChoice(False, "plain torch")
 
     def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
-        return partial(train_chunk_, shared, num_batches, rules)
+        nets = shared.nets
+
+        def train_chunk_(
+            envs: np.ndarray, gradients: Gradients, call: Call
+        ) -> tuple[Tensor, Tensor]:
+            chunk = TrainingChunk(shared, rules, envs)
+            for step in range(num_batches // nets.accumulate):
+                measured = step % nets.task.gradient_stride == 0
+                chunk.step_(step, gradients if measured else None, call)
+            chunk.write_back_()
+            return chunk.loss / num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
+
+        return train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
         return partial(measure, shared)
