@@ -1,7 +1,6 @@
 """Diagnostics of a policy update: computation on the device, and the copy to the host.
 
-docs/metrics.md tells of each. Everything stays on the device until `read_diagnostics`, which makes
-one copy to the host.
+docs/metrics.md tells of each. Everything stays on the device until `read_diagnostics`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,4 @@
-"""The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
-rollout of every task at a time.
+"""The learner: PPO of the recurrent policy, or imitation, from one rollout of every task at a time.
 
 Whether a gradient step is taken is decided on the device. Where several processes share the envs,
 each takes the steps that one with all envs would take: gradients are summed (env/reduction.py).

@@ -1,7 +1,6 @@
 """Decision makers that follow rules, not learning: random, wait, a fixed schedule, a heuristic.
 
-Every choice obeys the masks. Agents of users' own are written with `seed_action`, `as_decision`
-and `env.legal.obey`.
+Every choice obeys the masks. Users' agents use `seed_action`, `as_decision`, `env.legal.obey`.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,8 +77,8 @@ class WaitPolicy(_Memoryless):
 def first_due(view: View, due: Tensor, blueprints: Tensor, **choices: int) -> Action:
     """The op of the first slot in which one is due and legal; WAIT where there is none.
 
-    due, blueprints: int64 [N, S], op (WAIT for none) and blueprint to germinate of each slot.
-    choices: of other heads, the same for all envs.
+    due, blueprints: int64 [N, S], op (WAIT for none) and blueprint of each slot. choices: of other
+    heads, the same for all envs.
     """
     legal = view.masks.slot_by_op.gather(1, due.unsqueeze(1)).squeeze(1)
     slot = first_choice((due != Op.WAIT) & legal).unsqueeze(1)

@@ -2,8 +2,7 @@
 
 Defaults are those of the reference, esper-lite (leyline/__init__.py, simic/rewards/contribution.py,
 tamiyo/tracker.py). Units: accuracies, contributions and their thresholds in percent points, times
-and ages in env-steps, terms of the reward in its own unit. The numbers behind a default are its
-range; see config/ranges.py.
+and ages in env-steps, terms of the reward in its unit. Ranges are behind defaults; see ranges.py.
 """
 
 from dataclasses import dataclass, field
@@ -179,8 +178,7 @@ class RewardConfig(Settings, path="reward."):
     """Every term of every reward mode. Costs and penalties are negative, rents positive."""
 
     mode: str = choice("shaped", REWARD_MODES, own=REWARD)  # which terms are paid; reward_modes.py
-    # Modes that are shared out over the envs instead: env n is paid by the one at n modulo their
-    # number; [] = none.
+    # Modes that envs share instead: env n is paid by the one at n modulo their number; [] = none.
     split: list[str] = choices((), REWARD_MODES, repeated=True, own=REWARD, least=0)
     scored_slots: str = choice("all", ("all", "target"))  # live ones, or the reference's rule
     # What follows the last env-step of an episode for a learner: nothing, or its own estimate.

@@ -191,8 +191,7 @@ class DataConfig(Settings, path="data."):
     # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), or an .npz of own
     # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
     root: str = ""
-    # Training only. Images: random crop with padding 4 and horizontal flip; text: sequences begin
-    # anywhere.
+    # In training. Images: random crop with padding 4, horizontal flip; text: begins anywhere.
     augment: bool = True
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
     share: EnvNumber = env_number(1.0, 0, 1, "(]")  # of training samples; a larger one has it all
@@ -267,8 +266,7 @@ class DataConfig(Settings, path="data."):
 
 
 class SubsetRows(NamedTuple):
-    """Subsets to validate, beside the few that rewards need, where more seeds than
-    subsets.EXACT_SLOTS are ablated.
+    """Further subsets to validate where more than subsets.EXACT_SLOTS seeds are ablated.
 
     Of a code only the bits of ablated seeds count.
     """

@@ -27,8 +27,7 @@ def advance(
 
     Plateau: the validation accuracy has not risen by more than cfg.min_delta above the best that
     counted, for cfg.patience env-steps in a row. Diverged: the env went back to its snapshot
-    cfg.rollbacks times. Length: the episode of the env has so many env-steps, int64 [N]. The last
-    env-step of all is no early end.
+    cfg.rollbacks times. Length: int64 [N], env-steps. The last env-step of all is no early end.
     """
     ending = state.ending
     signals = state.signals

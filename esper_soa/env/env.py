@@ -73,9 +73,7 @@ class Env:
 
     @property
     def terminated(self) -> Tensor:
-        """bool [N]: envs whose episode has ended as planned, where the reward says that nothing
-        follows such an end (RewardConfig.episode_end).
-        """
+        """bool [N]: envs whose planned end nothing follows, by RewardConfig.episode_end."""
         ending = self.state.ending
         planned = ~ending.over | (ending.cause == Cause.LENGTH)
         return self.truncated & planned & self.world.rules.reward.ends_terminate
@@ -121,8 +119,7 @@ class Env:
     def apply_action_(self, action: Action) -> StepResult:
         """Pay for the actions [N], carry them out, let time pass. RuntimeError before `observe_`.
 
-        Where episodes may end early the host waits to know how many go on, so that no env-step
-        follows once all have ended.
+        Where episodes may end early the host waits to know how many go on.
         """
         if self.observed is None:
             remedy = "call reset, or observe_, first"

@@ -1,8 +1,6 @@
-"""The reward of one env-step: inputs from the env state, terms of the mode, pending payments and
-memory. Also hindsight credit for seeds that helped a later fossil.
+"""The reward of an env-step: inputs, terms of the mode, pending payments, hindsight credit.
 
-`reward` is called with what was measured and before the action takes effect, `settle_fossils` after
-it.
+`reward` is called with what was measured, before the action takes effect, `settle_fossils` after.
 """
 
 from collections.abc import Mapping, Sequence
@@ -272,8 +270,7 @@ def hindsight_credit(boosts: Tensor, fossil: Tensor, improvement: Tensor, step: 
     is_helped = torch.stack([fossil[:, low] | fossil[:, high] for low, high in pairs(num_slots)], 1)
     gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
     scale = torch.where(is_helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
-    # A running product is computed once; a power would be fused into the pass over the boosts and
-    # cost more than it.
+    # a running product is computed once; a power would be fused into the pass over the boosts
     growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=STATE_FLOAT, device=boosts.device)
     weight = (HINDSIGHT_WEIGHT * growth.cumprod(0)).to(boosts.dtype)
     # tanh(x) by the logistic function: a third of the time, exact at 0, else off by rounding.
@@ -290,8 +287,7 @@ def final_rents(
 ) -> list[float]:
     """Rent of grown hosts in percent points: what mode `net` takes at the end.
 
-    parameters: final sizes. flop: of training, over those of the host alone in an episode; none
-    where they have no price.
+    parameters: final sizes. flop: of training, over those of the host alone; none: without a price.
     """
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
     prices = {name: numbers for name, numbers in own.items() if name.startswith(cfg.path)}

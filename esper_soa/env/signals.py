@@ -85,9 +85,7 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
 
 
 def age_memories(slots: Slots) -> Slots:
-    """Slots as the next env-step remembers them: this env-step's gradient health, contributions one
-    env-step older. To be called after the action.
-    """
+    """Slots after the action: gradient health of before, contributions one env-step older."""
     measured = slots.gradient_measured
     age = slots.contribution_age
     return slots.replace(

@@ -1,7 +1,6 @@
 """Topologies: the seeds in a host's slots at the end of an episode, as the start of another.
 
-Given the env state of the last env-step; `state_with_topology` makes the control that trains a
-grown network from its first env-step on.
+`state_with_topology` makes the control that trains a grown network from its first env-step on.
 """
 
 from typing import NamedTuple

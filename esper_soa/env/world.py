@@ -220,9 +220,7 @@ class World:
         return [(slice(row, None, len(every)), entry) for row, entry in pairs if row < num_envs]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Rows [N, .] of the envs here from those of each of `sets`, [.] where its envs have one;
-        what there is of a single data set as it is.
-        """
+        """Rows [N, .] of the envs here from those, or the one, of each of `sets`; one as it is."""
         if len(parts) == 1:
             return parts[0]
         rows = parts[0].new_empty(self.sizes.num_envs, parts[0].shape[-1])
