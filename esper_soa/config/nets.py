@@ -111,12 +111,11 @@ class TaskConfig(Settings, path="task."):
         allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
         remedy = f"Or lower task.base_channels={self.base_channels}."
         self.require(last <= MAX_CHANNELS, "num_blocks", allowed, remedy)
-        attentive = {"attention", "flex_attention"}.isdisjoint(self.blueprints)
-        if self.host == "transformer" and not attentive:
-            allowed = f"a multiple of {ATTENTION_HEADS}, the heads of seeds with attention"
-            remedy = "Or leave attention out of task.blueprints."
-            fits = self.transformer.width % ATTENTION_HEADS == 0
-            self.require(fits, "transformer.width", allowed, remedy)
+        attentive = not {"attention", "flex_attention"}.isdisjoint(self.blueprints)
+        uneven = self.host == "transformer" and self.transformer.width % ATTENTION_HEADS > 0
+        allowed = f"a multiple of {ATTENTION_HEADS}, the heads of seeds with attention"
+        remedy = "Or leave attention out of task.blueprints."
+        self.require(not (attentive and uneven), "transformer.width", allowed, remedy)
         names = [name_in(name) for name in blueprint_names(self.blueprints)]
         for reference in filter(is_reference, self.blueprints):
             allowed = "of another name than every other blueprint"

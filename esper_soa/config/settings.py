@@ -185,7 +185,7 @@ class TrainConfig(WorldConfig):
         self.slots = nets.resolve_slots(self.task, list(self.slots))
         own_host = is_reference(self.task.host)
         if not own_host:  # those of a user's own host, which needs torch, later
-            nets.sort_slots(self.task, list(self.slots))
+            nets.sort_slots(self.task, self.slots)
         allowed = f"another control with task.host={self.task.host}"
         remedy = "The package cannot make a host of your own wider."
         self.require(not own_host or self.control != "static_large", "control", allowed, remedy)

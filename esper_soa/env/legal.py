@@ -71,15 +71,15 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
     allowed = head_masks(masks, action.op.clamp(0, len(OP_NAMES) - 1))
     messages = []
     for place, head in enumerate(HEADS):
-        envs = rows[:, place].nonzero().flatten().tolist()
-        if envs:
-            choice = int(action.get(head.name)[envs[0]])
-            numbers = allowed[head.name][envs[0]].nonzero().flatten().tolist()
-            legal = [_word(head.names, one) for one in numbers]
-            what = f"op {_word(OP_NAMES, int(action.op[envs[0]]))}"
+        for env in rows[:, place].nonzero().flatten().tolist()[:1]:
+            numbers = allowed[head.name][env].nonzero().flatten().tolist()
+            legal = ", ".join(_word(head.names, one) for one in numbers)
+            what = f"op {_word(OP_NAMES, int(action.op[env]))}"
             if head.name != "op":
-                what = f"{head.name} {_word(head.names, choice)} for {what}"
-            messages.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
+                what = (
+                    f"{head.name} {_word(head.names, int(action.get(head.name)[env]))} for {what}"
+                )
+            messages.append(f"env {env}: {what} is not legal; legal are {legal}")
     return messages
 
 

@@ -283,18 +283,17 @@ def final_rents(
     host: int,
     cfg: RewardConfig,
     own: EnvSettings = NO_SETTINGS,
-    flop: Sequence[float] = (),
+    flop: Tensor | None = None,
 ) -> list[float]:
     """Rent of grown hosts in percent points: what mode `net` takes at the end.
 
-    parameters: final sizes. flop: of training, over those of the host alone; none: without a price.
+    parameters: final sizes. flop: of training, over those of the host alone; None: without price.
     """
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
     prices = {name: numbers for name, numbers in own.items() if name.startswith(cfg.path)}
     values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in prices.items()}
     cfg = reward_of_envs(cfg, values)
     rents = size_rent(sizes, torch.full_like(sizes, host), cfg)
-    if flop:
-        ratios = torch.tensor(flop, dtype=STATE_FLOAT)
-        rents = rents + flop_rent(ratios, torch.ones_like(ratios), cfg)
+    if flop is not None:
+        rents = rents + flop_rent(flop, torch.ones_like(flop), cfg)
     return rents.tolist()

@@ -174,7 +174,7 @@ class World:
         given = own.get(EPISODE_LENGTH) or [self.rules.early_stop.number("length")]
         steps = episode_lengths(torch.tensor(given, dtype=STATE_FLOAT), self.rules.max_steps)
         host = self.sizes.train_samples * max(1.0, self.flop.host) * steps.to(STATE_FLOAT)
-        ratios = (torch.tensor(train_flop, dtype=STATE_FLOAT) / host).tolist()
+        ratios = torch.tensor(train_flop, dtype=STATE_FLOAT) / host
         return final_rents(parameters, reward.counts.host, reward.config, own, ratios)
 
     def _training_order(self, step: int) -> Tensor:
