@@ -18,7 +18,7 @@ from esper_soa.env.legal import first_choice, head_masks, obey
 from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.state import Action, Decision, EnvState, View, chosen
-from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 
 MIN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
@@ -168,10 +168,7 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
 
 
 def heuristic_choice(
-    state: EnvState,
-    memory: HeuristicMemory,
-    cfg: HeuristicConfig,
-    names: Sequence[str] = BLUEPRINT_NAMES,
+    state: EnvState, memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str]
 ) -> tuple[HeuristicChoice, HeuristicMemory]:
     """The heuristic's choice without masks, and its memory after that choice (as the reference).
 

@@ -298,6 +298,5 @@ def _reset_empty_slots(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
 
     Blueprint and telemetry of a pruned seed stay readable until its slot is empty.
     """
-    empty = slots.empty
     slots = set_where(slots, ~slots.live, WITHOUT_SEED)
-    return set_where(slots, empty, EMPTY_SLOT), set_where(ramp, empty, IDLE_RAMP)
+    return set_where(slots, slots.empty, EMPTY_SLOT), set_where(ramp, slots.empty, IDLE_RAMP)

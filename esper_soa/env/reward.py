@@ -114,8 +114,7 @@ def reward_inputs(
     """Reward inputs from the env state and this env-step's attribution."""
     slots = state.slots
     signals = state.signals
-    known = attribution.measured
-    contribution = torch.where(known, attribution.contribution, 0.0)
+    contribution = torch.where(attribution.measured, attribution.contribution, 0.0)
     effective, shock = rent_and_shock(slots, settings)
     germinated = torch.where(slots.germination_known, slots.accuracy_germination, 0.0)
     return RewardInputs(
@@ -125,7 +124,7 @@ def reward_inputs(
         improvement=slots.improvement,
         improvement_known=slots.live,
         contribution=contribution,
-        contribution_known=known,
+        contribution_known=attribution.measured,
         interaction_sum=attribution.interaction_sum,
         accuracy_germination=germinated,
         drip_left=slots.drip_total - slots.drip_paid,
@@ -171,30 +170,25 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
 
 
 def adjust(
-    terms: RewardTerms,
-    inputs: RewardInputs,
-    slot_readings: SlotReadings,
-    totals: Totals,
-    cfg: RewardConfig,
+    terms: RewardTerms, inputs: RewardInputs, readings: SlotReadings, due: Totals, cfg: RewardConfig
 ) -> RewardTerms:
-    """Add what does not depend on the mode: payments at the last env-step, those pending in totals.
+    """Add what does not depend on the mode: payments at the last env-step, those pending in `due`.
 
     A seed that is fossilised by the last action keeps its escrow.
     """
     last = inputs.step == inputs.max_steps
-    due = {}
+    parts = {}
     if cfg.mode == "escrow":
         fossilizes = (slot_op(inputs) == Op.FOSSILIZE) & (inputs.stage == Stage.HOLDING)
         loses_escrow = inputs.has_seed & (inputs.stage != Stage.FOSSILIZED) & ~fossilizes
-        escrow = torch.where(loses_escrow, slot_readings.escrow_next, 0.0).sum(1)
-        due["escrow_forfeit"] = torch.where(last, -escrow, 0.0)
+        escrow = torch.where(loses_escrow, readings.escrow_next, 0.0).sum(1)
+        parts["escrow_forfeit"] = torch.where(last, -escrow, 0.0)
     if cfg.mode in ("shaped", "escrow") and not cfg.disable_pbrs:
         unproven = inputs.has_seed & stage_in(inputs.stage, UNPROVEN_STAGES)
         refund = cfg.pbrs_weight * germination_refund(inputs.seed_age)
-        due["clawback"] = torch.where(last, -torch.where(unproven, refund, 0.0).sum(1), 0.0)
-    due["auto_prune_penalty"] = totals.pending_penalty
-    due["hindsight_credit"] = totals.pending_hindsight
-    return add_terms(terms, due)
+        parts["clawback"] = torch.where(last, -torch.where(unproven, refund, 0.0).sum(1), 0.0)
+    parts |= {"auto_prune_penalty": due.pending_penalty, "hindsight_credit": due.pending_hindsight}
+    return add_terms(terms, parts)
 
 
 def germination_refund(seed_age: Tensor) -> Tensor:
