@@ -134,10 +134,8 @@ class HeuristicPolicy:
     """Hand-written rules: germinate on a plateau, advance, prune failures, fossilise gains."""
 
     def __init__(self, cfg: HeuristicConfig, blueprints: Sequence[str]) -> None:
-        name = "policy.heuristic.blueprint_rotation"
-        rotation = cfg.blueprint_rotation
-        fits = len(rotation) > 0 and set(rotation) <= set(blueprints)
-        check(fits, name, rotation, f"a list of some of {', '.join(blueprints)}")
+        fits = set(cfg.blueprint_rotation) <= set(blueprints)
+        cfg.require(fits, "blueprint_rotation", f"a list of some of {', '.join(blueprints)}")
         self.cfg = cfg
         self.names = blueprint_names(blueprints)
 

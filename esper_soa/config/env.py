@@ -39,7 +39,6 @@ REWARD_TERMS = (  # fields of env/reward_modes.RewardTerms but the total, as col
 )
 TERM_NAMES = tuple(name for name in REWARD_TERMS if name != USER_TERM)  # the package's
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
-DRIP_MODES = ("basic", "basic_plus")
 DETACHABLE = ("training", "blending", "holding", "fossilized")
 MAX_STABLE_WINDOW = 10
 GUARD_WINDOW = 20  # losses that the governor remembers
@@ -275,7 +274,7 @@ class RewardConfig(Settings, path="reward."):
             only_additive = "basic" not in self.modes
             self.require(only_additive, "split", "given with a reward.drip_fraction", remedy)
             self.drip_fraction = 0.7
-        others = [mode for mode in self.modes if mode not in DRIP_MODES]
+        others = [mode for mode in self.modes if mode not in ("basic", "basic_plus")]
         setting = "reward.split" if self.split else "reward.mode"
         allowed = f"0 with {setting}={','.join(self.modes)}, as {', '.join(others)} pays no drip"
         remedy = f"Leave it out or use {setting}=basic_plus."

@@ -36,7 +36,6 @@ DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given", "text",
 IMAGE_SETS = ("cifar10", "fashion32", "synthetic", "npz")  # those that envs can take in turn
 READING = ("auto", "cifar10", "npz", "text")  # what is at data.root
 DATA_NAME = "data.name"
-OPTIMIZERS = ("sgd", "adamw")
 TEXTS = ("text", "tinystories")  # of DATASETS
 # Kinds of features, which a seed and the slot that it stands in have in common, by the number of
 # axes behind the channels: [B, C], [B, C, T], [B, C, H, W].
@@ -89,7 +88,7 @@ class TaskConfig(Settings, path="task."):
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
     lr_schedule: str = choice("constant", ("constant", "cosine"))
     # sgd: with momentum; adamw: with two moments, in torch alone (Loshchilov and Hutter 2019).
-    optimizer: str = choice("sgd", OPTIMIZERS)
+    optimizer: str = choice("sgd", ("sgd", "adamw"))
     momentum: EnvNumber = env_number(0.9, 0, 1, "[)")  # of both; the decay of adamw's first moment
     weight_decay: EnvNumber = env_number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
