@@ -18,8 +18,7 @@ def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
 
     A head that the op makes irrelevant keeps its placeholder alone: log-probability, entropy are 0.
     """
-    row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
-    slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
+    slot = torch.take_along_dim(masks.slot_by_op, op[..., None, None], dim=-2).squeeze(-2)
     first = slot & (slot.cumsum(-1) == 1)
     choices = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot), "op": masks.op}
     for head in DETAIL_HEADS:
