@@ -209,10 +209,9 @@ class Learner:
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
         """Uniform float32 [T, n, H / 2] for dropout of these envs; each env has its own numbers."""
-        num_steps = rollout.rows.shape[0]
         units = self.policy.lstm.hidden // 2
         keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)
-        counters = torch.arange(num_steps * units, device=self.device).reshape(num_steps, 1, units)
+        counters = torch.arange(len(rollout.rows) * units, device=self.device).reshape(-1, 1, units)
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _ended(self, stopped: Tensor) -> bool:

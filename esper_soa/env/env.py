@@ -7,7 +7,6 @@
 `observe_` is the part before a decision, `apply_action_` the part after it.
 """
 
-import torch
 from torch import Tensor
 
 from esper_soa.env.early_stop import Cause
@@ -68,8 +67,7 @@ class Env:
     @property
     def truncated(self) -> Tensor:
         """bool [N]: envs whose episode has ended, early or with its last env-step."""
-        ended = self.state.ending.over
-        return torch.ones_like(ended) if self.over else ended
+        return self.state.ending.over | self.over
 
     @property
     def terminated(self) -> Tensor:
