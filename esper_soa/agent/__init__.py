@@ -1,7 +1,6 @@
-"""The decision makers: the recurrent PPO policy and the scripted ones. `esper_soa.agent` also marks
-users' own.
+"""The decision makers: the recurrent PPO policy and the scripted ones.
 
-The package and the mark have one name, so it can be called as the mark is; see registry.py.
+The package is also the mark of users' own agents, so it can be called; see registry.py.
 """
 
 import sys

@@ -1,7 +1,6 @@
 """Diagnostics of a policy update: computation on the device, and the copy to the host.
 
-docs/metrics.md tells of each. Everything stays on the device until `read_diagnostics`, which makes
-one copy to the host.
+docs/metrics.md tells of each. Everything stays on the device until `read_diagnostics`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -117,12 +116,11 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
 
 def action_shares(rollout: GatheredRollout) -> Metrics:
     """Shares of forced and vetoed env-steps and of each op in the rollout."""
-    valid = rollout.valid
     op = rollout.effective_op
     ops = {f"op_share/{name}": op == code for code, name in enumerate(OP_NAMES)}
     shares = {"forced_share": rollout.forced, "vetoed_share": op != rollout.op} | ops
-    means = {name: _mean(where.float(), valid) for name, where in shares.items()}
-    return {"valid_rows": valid.sum()} | means
+    means = {name: _mean(where.float(), rollout.valid) for name, where in shares.items()}
+    return {"valid_rows": rollout.valid.sum()} | means
 
 
 def with_extremes(history: list[Metrics], reduction: Reduction) -> list[Metrics]:

@@ -1,7 +1,6 @@
 """Masked categorical distributions of the action heads, in float32, shared by rollout and update.
 
-Given logits, a mask of legal choices and a probability floor, they give log-probabilities,
-entropies and choices.
+Logits, masks of legal choices and floors in, log-probabilities, entropies and choices out.
 """
 
 import torch

@@ -25,14 +25,11 @@ class ResidualLSTM(nn.Module):
     def step(self, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """One env-step: [N, inputs] to [N, H], and the new memory."""
         x = self.project(inputs)
-        hidden = []
-        cell = []
+        after = []
         for i, (layer, norm) in enumerate(zip(self.layers, self.layer_norms, strict=True)):
-            h, c = self._cell(layer, x, memory[0][:, i], memory[1][:, i])
-            x = norm(h) + x
-            hidden.append(h)
-            cell.append(c)
-        return x, (torch.stack(hidden, dim=1), torch.stack(cell, dim=1))
+            after.append(self._cell(layer, x, *(part[:, i] for part in memory)))
+            x = norm(after[-1][0]) + x
+        return x, tuple(torch.stack(part, dim=1) for part in zip(*after, strict=True))
 
     def sequence(self, inputs: Tensor, reset: Tensor, starts: list[int]) -> tuple[Tensor, Memory]:
         """Whole sequences [T, N, inputs] to [T, N, H] from zero memory.

@@ -63,9 +63,9 @@ def head_tables(config: PPOConfig, device: torch.device) -> HeadTables:
 def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coefficients:
     """Schedules after `train_steps` updates of a run of `total_updates`."""
     ramp = partial(losses.ramp, train_steps)
-    annealing = config.entropy_anneal_rounds
-    entropy = ramp(annealing, config.entropy_coef, config.entropy_coef_end)
-    entropy = config.entropy_coef if annealing == 0 else entropy
+    entropy = config.entropy_coef
+    if config.entropy_anneal_rounds > 0:
+        entropy = ramp(config.entropy_anneal_rounds, entropy, config.entropy_coef_end)
     value = ramp(config.value_warmup_rounds, config.value_coef_start, config.value_coef)
     return Coefficients(
         entropy=max(entropy, config.entropy_coef_min),

@@ -56,10 +56,8 @@ def _layers(*widths: int, norms: int = 0) -> nn.Sequential:
     """Linear layers with ReLU in between, and layer norm behind the first `norms` of them."""
     parts: list[nn.Module] = []
     for place, (num_inputs, num_outputs) in enumerate(pairwise(widths)):
-        parts.append(Product(num_inputs, num_outputs))
-        if place < norms:
-            parts.append(nn.LayerNorm(num_outputs))
-        parts.append(nn.ReLU())
+        norm = [nn.LayerNorm(num_outputs)] if place < norms else []
+        parts += [Product(num_inputs, num_outputs), *norm, nn.ReLU()]
     return nn.Sequential(*parts[:-1])
 
 

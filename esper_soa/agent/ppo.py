@@ -1,5 +1,4 @@
-"""The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
-rollout of every task at a time.
+"""The learner: PPO of the recurrent policy, or imitation, from one rollout of every task at a time.
 
 Whether a gradient step is taken is decided on the device. Where several processes share the envs,
 each takes the steps that one with all envs would take: gradients are summed (env/reduction.py).
@@ -29,6 +28,7 @@ from esper_soa.nets.graphs import StepCache, captured_call
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
 SKIPPED = ("go", "looked_at", "not_finite")  # zero of a pass after the update has stopped
+COUNTERS = ("rounds", "train_steps", "skipped")  # of a learner, as its state has them
 
 Nested = Mapping[str, "Tensor | int | Nested"]
 
@@ -209,10 +209,9 @@ class Learner:
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
         """Uniform float32 [T, n, H / 2] for dropout of these envs; each env has its own numbers."""
-        num_steps = rollout.rows.shape[0]
         units = self.policy.lstm.hidden // 2
         keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)
-        counters = torch.arange(num_steps * units, device=self.device).reshape(num_steps, 1, units)
+        counters = torch.arange(len(rollout.rows) * units, device=self.device).reshape(-1, 1, units)
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _ended(self, stopped: Tensor) -> bool:
@@ -292,9 +291,7 @@ class Learner:
             "adam": self.adam._asdict(),
             "reward": self.reward._asdict(),
             "value": self.value._asdict(),
-            "rounds": self.rounds,
-            "train_steps": self.train_steps,
-            "skipped": self.skipped,
+            **{name: vars(self)[name] for name in COUNTERS},
         }
 
     def load_pretrained(self, state: Mapping) -> None:
@@ -307,9 +304,7 @@ class Learner:
         """Go on with what `state_dict` gave, onto this learner's device."""
         self.load_pretrained(state)
         self.adam = AdamState(**self._to_device(state["adam"]))
-        self.rounds = state["rounds"]
-        self.train_steps = state["train_steps"]
-        self.skipped = state["skipped"]
+        vars(self).update({name: state[name] for name in COUNTERS})
 
     def _to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}

@@ -1,7 +1,6 @@
 """Decision makers that follow rules, not learning: random, wait, a fixed schedule, a heuristic.
 
-Every choice obeys the masks. Agents of users' own are written with `seed_action`, `as_decision`
-and `env.legal.obey`.
+Every choice obeys the masks. Users' agents use `seed_action`, `as_decision`, `env.legal.obey`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from esper_soa.env.legal import first_choice, head_masks, obey
 from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.state import Action, Decision, EnvState, View, chosen
-from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 
 MIN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
@@ -78,8 +77,8 @@ class WaitPolicy(_Memoryless):
 def first_due(view: View, due: Tensor, blueprints: Tensor, **choices: int) -> Action:
     """The op of the first slot in which one is due and legal; WAIT where there is none.
 
-    due, blueprints: int64 [N, S], op (WAIT for none) and blueprint to germinate of each slot.
-    choices: of other heads, the same for all envs.
+    due, blueprints: int64 [N, S], op (WAIT for none) and blueprint of each slot. choices: of other
+    heads, the same for all envs.
     """
     legal = view.masks.slot_by_op.gather(1, due.unsqueeze(1)).squeeze(1)
     slot = first_choice((due != Op.WAIT) & legal).unsqueeze(1)
@@ -135,10 +134,8 @@ class HeuristicPolicy:
     """Hand-written rules: germinate on a plateau, advance, prune failures, fossilise gains."""
 
     def __init__(self, cfg: HeuristicConfig, blueprints: Sequence[str]) -> None:
-        name = "policy.heuristic.blueprint_rotation"
-        rotation = cfg.blueprint_rotation
-        fits = len(rotation) > 0 and set(rotation) <= set(blueprints)
-        check(fits, name, rotation, f"a list of some of {', '.join(blueprints)}")
+        fits = set(cfg.blueprint_rotation) <= set(blueprints)
+        cfg.require(fits, "blueprint_rotation", f"a list of some of {', '.join(blueprints)}")
         self.cfg = cfg
         self.names = blueprint_names(blueprints)
 
@@ -169,10 +166,7 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
 
 
 def heuristic_choice(
-    state: EnvState,
-    memory: HeuristicMemory,
-    cfg: HeuristicConfig,
-    names: Sequence[str] = BLUEPRINT_NAMES,
+    state: EnvState, memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str]
 ) -> tuple[HeuristicChoice, HeuristicMemory]:
     """The heuristic's choice without masks, and its memory after that choice (as the reference).
 

@@ -50,8 +50,7 @@ def summary(slots: Tensor) -> Tensor:
 
 def slot_encoding(slots: Tensor, slot: Tensor) -> Tensor:
     """Encoding [..., W] of the slot int64 [...] among the encodings [..., S, W]."""
-    index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
-    return slots.gather(-2, index).squeeze(-2)
+    return torch.take_along_dim(slots, slot[..., None, None], dim=-2).squeeze(-2)
 
 
 class SlotScores(nn.Module):

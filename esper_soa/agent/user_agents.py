@@ -92,7 +92,6 @@ def decision_faults(decision: object, view: View) -> list[str]:
     """What keeps `decision` from being one for the envs of `view`, in words; not its legality."""
     if not isinstance(decision, Decision):
         return [f"its decision is a {type(decision).__name__}, not a Decision"]
-    num_envs = view.noise.shape[0]
     expected = [
         *((f"action.{name}", decision.action.get(name), (), torch.int64) for name in HEAD_NAMES),
         ("log_probs", decision.log_probs, (len(HEAD_NAMES),), torch.float32),
@@ -100,6 +99,6 @@ def decision_faults(decision: object, view: View) -> list[str]:
     ]
     faults = list[str]()
     for name, part, shape, dtype in expected:
-        like = [num_envs, *shape], dtype, view.noise.device
+        like = [len(view.noise), *shape], dtype, view.noise.device
         faults += tensor_findings(f"its {name}", part, *like)
     return faults

@@ -1,2 +1,1 @@
-"""Settings: dataclasses and their ranges, composition, the parts that users register, errors,
-paths."""
+"""Settings: dataclasses, their ranges, composition, parts that users register, errors, paths."""

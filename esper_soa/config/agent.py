@@ -2,8 +2,7 @@
 
 Defaults are those of the reference, esper-lite (tamiyo/networks/factored_lstm.py,
 simic/agent/ppo_agent.py), except where docs/esper-lite.md says otherwise. The numbers behind a
-default are its range; see config/ranges.py. Coefficients multiply terms of the loss, times are in
-env-steps.
+default are its range; see config/ranges.py. Coefficients are of the loss, times in env-steps.
 """
 
 from dataclasses import dataclass, field
@@ -103,8 +102,7 @@ class ScheduleConfig(Settings, path="policy.schedule."):
 
     germinate: list[int] = numbers((1,), 1, COUNT)  # env-step (from 1) of slot 0, 1, ...
     stagger: int = number(13, 1, COUNT)  # env-steps between slots beyond that list
-    # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING and BLENDING; fewer = no
-    # ADVANCE there.
+    # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING, BLENDING; fewer = never.
     advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
     fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
     blueprint: str = choice("norm", GROWABLE, own=BLUEPRINT)  # of every seed
@@ -157,8 +155,7 @@ class PolicyConfig(Settings, path="policy."):
     name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
     init: str = SCRATCH  # what ppo starts from: none, one that ships, a run folder, a checkpoint
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
-    # Settings of its env that it sees, each a feature of the observation; most use where they
-    # differ by env.
+    # Settings of its env that it sees, as features of the observation; of use where envs differ.
     observe: list[str] = choices((), tuple(ENV_SETTINGS), least=0)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)

@@ -14,8 +14,7 @@ from esper_soa.config.errors import SettingError, UserError, did_you_mean, unkno
 from esper_soa.config.nets import DATA_NAME
 from esper_soa.config.paths import config_dir
 
-# Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them
-# ends in an error.
+# Flags of Hydra that take no value; one between overrides ends in an error.
 LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
 ADDED_GROUPS = ("experiment", "budget", "sweep")  # no default has an option of these
 OTHER_FOLDERS = ("--config-dir", "-cd", "hydra.searchpath")  # bring options that are not ours
@@ -72,8 +71,7 @@ def _expand(key: str, equals: str, value: str) -> str:
 
 
 def check_overrides(overrides: Sequence[str], settings: type) -> None:
-    """Raise UserError for an override of neither a field of `settings` nor a group, and for an
-    option that its group does not have.
+    """Raise UserError for an override of no field of `settings` or group, or of no option of it.
 
     What is added ('+key=value') or belongs to Hydra is left to it.
     """

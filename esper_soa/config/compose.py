@@ -65,8 +65,7 @@ def job_settings(composed: DictConfig) -> settings.TrainConfig:
 def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> settings.TrainConfig:
     """Settings of a run on several tasks; each has what the `overrides` make of its task alone.
 
-    entries: each an option of the group `task`, and settings of its own behind it. A single entry
-    is the run on its task. Raises UserError.
+    entries: each an option of the group `task` and settings of its own. Raises UserError.
     """
     given = next((one for one in overrides if _key(one) == "task"), "task=")
     check(given == "task=", "task", given.partition("=")[2], f"left out with tasks={entries}")
@@ -99,8 +98,7 @@ def _key(override: str) -> str:
 @contextmanager
 def _isolated_hydra() -> Iterator[None]:
     """Context with a fresh Hydra and our schemas; restores the caller's Hydra afterwards."""
-    # Hydra and OmegaConf have public names to clear what a process holds, and none to put it back
-    # (1.3, 2.3).
+    # Hydra 1.3 and OmegaConf 2.3 have public names to clear what a process holds, not to restore it
     Plugins.instance()  # found once per process
     store = copy(ConfigStore.instance())
     store.repo = dict(store.repo)

@@ -2,8 +2,7 @@
 
 Defaults are those of the reference, esper-lite (leyline/__init__.py, simic/rewards/contribution.py,
 tamiyo/tracker.py). Units: accuracies, contributions and their thresholds in percent points, times
-and ages in env-steps, terms of the reward in its own unit. The numbers behind a default are its
-range; see config/ranges.py.
+and ages in env-steps, terms of the reward in its unit. Ranges are behind defaults; see ranges.py.
 """
 
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ REWARD_TERMS = (  # fields of env/reward_modes.RewardTerms but the total, as col
 )
 TERM_NAMES = tuple(name for name in REWARD_TERMS if name != USER_TERM)  # the package's
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
-DRIP_MODES = ("basic", "basic_plus")
 DETACHABLE = ("training", "blending", "holding", "fossilized")
 MAX_STABLE_WINDOW = 10
 GUARD_WINDOW = 20  # losses that the governor remembers
@@ -179,8 +177,7 @@ class RewardConfig(Settings, path="reward."):
     """Every term of every reward mode. Costs and penalties are negative, rents positive."""
 
     mode: str = choice("shaped", REWARD_MODES, own=REWARD)  # which terms are paid; reward_modes.py
-    # Modes that are shared out over the envs instead: env n is paid by the one at n modulo their
-    # number; [] = none.
+    # Modes that envs share instead: env n is paid by the one at n modulo their number; [] = none.
     split: list[str] = choices((), REWARD_MODES, repeated=True, own=REWARD, least=0)
     scored_slots: str = choice("all", ("all", "target"))  # live ones, or the reference's rule
     # What follows the last env-step of an episode for a learner: nothing, or its own estimate.
@@ -277,7 +274,7 @@ class RewardConfig(Settings, path="reward."):
             only_additive = "basic" not in self.modes
             self.require(only_additive, "split", "given with a reward.drip_fraction", remedy)
             self.drip_fraction = 0.7
-        others = [mode for mode in self.modes if mode not in DRIP_MODES]
+        others = [mode for mode in self.modes if mode not in ("basic", "basic_plus")]
         setting = "reward.split" if self.split else "reward.mode"
         allowed = f"0 with {setting}={','.join(self.modes)}, as {', '.join(others)} pays no drip"
         remedy = f"Leave it out or use {setting}=basic_plus."

@@ -45,8 +45,8 @@ class SettingError(UserError):
     """A setting has a value that cannot work."""
 
     def __init__(self, setting: str, value: object, allowed: str, remedy: str = "") -> None:
-        end = f" {remedy}" if remedy else ""
-        super().__init__(f"{setting}={one_line(value) or repr('')}: must be {allowed}.{end}")
+        given = one_line(value) or repr("")
+        super().__init__(f"{setting}={given}: must be {allowed}.{remedy and ' '}{remedy}")
 
 
 class DataError(UserError):

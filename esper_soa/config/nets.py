@@ -36,7 +36,6 @@ DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given", "text",
 IMAGE_SETS = ("cifar10", "fashion32", "synthetic", "npz")  # those that envs can take in turn
 READING = ("auto", "cifar10", "npz", "text")  # what is at data.root
 DATA_NAME = "data.name"
-OPTIMIZERS = ("sgd", "adamw")
 TEXTS = ("text", "tinystories")  # of DATASETS
 # Kinds of features, which a seed and the slot that it stands in have in common, by the number of
 # axes behind the channels: [B, C], [B, C, T], [B, C, H, W].
@@ -89,7 +88,7 @@ class TaskConfig(Settings, path="task."):
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
     lr_schedule: str = choice("constant", ("constant", "cosine"))
     # sgd: with momentum; adamw: with two moments, in torch alone (Loshchilov and Hutter 2019).
-    optimizer: str = choice("sgd", OPTIMIZERS)
+    optimizer: str = choice("sgd", ("sgd", "adamw"))
     momentum: EnvNumber = env_number(0.9, 0, 1, "[)")  # of both; the decay of adamw's first moment
     weight_decay: EnvNumber = env_number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
@@ -111,12 +110,11 @@ class TaskConfig(Settings, path="task."):
         allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
         remedy = f"Or lower task.base_channels={self.base_channels}."
         self.require(last <= MAX_CHANNELS, "num_blocks", allowed, remedy)
-        attentive = {"attention", "flex_attention"}.isdisjoint(self.blueprints)
-        if self.host == "transformer" and not attentive:
-            allowed = f"a multiple of {ATTENTION_HEADS}, the heads of seeds with attention"
-            remedy = "Or leave attention out of task.blueprints."
-            fits = self.transformer.width % ATTENTION_HEADS == 0
-            self.require(fits, "transformer.width", allowed, remedy)
+        attentive = not {"attention", "flex_attention"}.isdisjoint(self.blueprints)
+        uneven = self.host == "transformer" and self.transformer.width % ATTENTION_HEADS > 0
+        allowed = f"a multiple of {ATTENTION_HEADS}, the heads of seeds with attention"
+        remedy = "Or leave attention out of task.blueprints."
+        self.require(not (attentive and uneven), "transformer.width", allowed, remedy)
         names = [name_in(name) for name in blueprint_names(self.blueprints)]
         for reference in filter(is_reference, self.blueprints):
             allowed = "of another name than every other blueprint"
@@ -191,8 +189,7 @@ class DataConfig(Settings, path="data."):
     # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), or an .npz of own
     # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
     root: str = ""
-    # Training only. Images: random crop with padding 4 and horizontal flip; text: sequences begin
-    # anywhere.
+    # In training. Images: random crop with padding 4, horizontal flip; text: begins anywhere.
     augment: bool = True
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
     share: EnvNumber = env_number(1.0, 0, 1, "(]")  # of training samples; a larger one has it all
@@ -267,8 +264,7 @@ class DataConfig(Settings, path="data."):
 
 
 class SubsetRows(NamedTuple):
-    """Subsets to validate, beside the few that rewards need, where more seeds than
-    subsets.EXACT_SLOTS are ablated.
+    """Further subsets to validate where more than subsets.EXACT_SLOTS seeds are ablated.
 
     Of a code only the bits of ablated seeds count.
     """

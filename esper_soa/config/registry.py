@@ -58,8 +58,7 @@ def host(name: str) -> Mark:
 def layer(name: str) -> Mark:
     """Marks an nn.Module as the layer `name`, by which files of networks name it.
 
-    It is called with numbers by name: the arguments of the LayerSpec of kind `module:name` that a
-    segment or part of your own gives.
+    It is called with the arguments of the LayerSpec of kind `module:name` that a part gives.
     """
     return _make_decorator(LAYER, name)
 

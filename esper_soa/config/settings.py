@@ -58,8 +58,7 @@ class ComputeConfig(Settings, path="compute."):
 
     # CPU threads that share the chunks of envs; 1 on a GPU.
     workers: int = number(0, 0, 1024, note="0 = one per usable core")
-    # Of one torch operation outside the workers; large products of the policy have more, see
-    # runtime/device.py.
+    # Of a torch operation outside the workers; the policy's large products: see runtime/device.py.
     threads: int = number(0, 0, 1024, note="0 = 1")
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
@@ -93,8 +92,7 @@ class AnomalyConfig(Settings, path="telemetry.anomaly."):
     entropy_collapse: dict[str, float] = table(  # as policy.ppo.entropy_floor
         dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}, 0, 1
     )
-    # Updates in a row before entropy, explained variance, value loss, Bellman error or gradient
-    # drift counts.
+    # Updates in a row before entropy, variance, value loss, Bellman error, gradient drift count.
     patience: int = number(3, 1, COUNT)
     entropy_recovery: float = number(1.5, 1, WEIGHT)  # times it, above which a head recovered
 
@@ -124,8 +122,7 @@ class WorldConfig(Settings):
     envs: int = number(8, 1, MAX_ENVS)  # N, hosts trained at the same time, of each task
     # B, images per host mini-batch.
     batch_size: int = number(32, 2, 1_000_000, note="BatchNorm needs two images in a batch")
-    # Batches whose mean gradient makes one optimiser step of a host and of its seeds; batch norm
-    # sees each by itself.
+    # Batches whose mean gradient makes an optimiser step; batch norm sees each by itself.
     accumulate: int = number(1, 1, 1_000_000)
     train_samples: int = number(256, 1, COUNT)  # T, training images per env-step and env
     val_samples: int = number(256, 1, COUNT)  # V, validation images per env-step and env
@@ -188,7 +185,7 @@ class TrainConfig(WorldConfig):
         self.slots = nets.resolve_slots(self.task, list(self.slots))
         own_host = is_reference(self.task.host)
         if not own_host:  # those of a user's own host, which needs torch, later
-            nets.sort_slots(self.task, list(self.slots))
+            nets.sort_slots(self.task, self.slots)
         allowed = f"another control with task.host={self.task.host}"
         remedy = "The package cannot make a host of your own wider."
         self.require(not own_host or self.control != "static_large", "control", allowed, remedy)

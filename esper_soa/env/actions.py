@@ -16,11 +16,10 @@ ChoiceNames = Mapping[str, Mapping[str, int]]  # by head: its choices, by name
 
 
 class JointActions:
-    """A row per distinct combination of choices, for hosts with S slots: `rows` int64 [K, 8] in
-    HEADS order, row 0 is WAIT.
+    """The distinct combinations of choices, for S slots: `rows` int64 [K, 8] in HEADS order.
 
     Heads that an op does not read keep their placeholders, so no two rows mean the same. The order
-    is that of ops, and within an op that of slots, blueprints, styles and so on.
+    is that of ops, WAIT first, and within an op that of slots, blueprints, styles and so on.
     """
 
     def __init__(self, num_slots: int, blueprints: Tensor) -> None:

@@ -176,9 +176,7 @@ def example_values(rules: EnvRules, num_envs: int) -> Values:
 
 
 def made_up(rules: EnvRules, state: EnvState, step: int) -> Measurements:
-    """Measurements of every subset of the seeds at work: random numbers, functions of env and
-    env-step. One loss in a hundred is not finite.
-    """
+    """Random measurements of every subset of the seeds; one loss in a hundred is not finite."""
     slots = state.slots
     num_envs, num_slots = slots.stage.shape
     keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), torch.arange(num_envs))[:, None]

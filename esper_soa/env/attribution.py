@@ -30,8 +30,8 @@ def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[T
     """Exact Shapley values [N, S] of the seeds `ablated` (bool [N, S]); 0 where rows are missing.
 
     phi_i = sum over T without i of |T|! (n - |T| - 1)! / n! (v(T + i) - v(T)) (Shapley 1953),
-    summed row by row: a row with the seed counts for it, a row without it against it. The bool [N]
-    says where every subset was in the table.
+    summed row by row: a row with the seed counts for it, one without it against it. bool [N]: the
+    table had every subset.
     """
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
@@ -103,8 +103,7 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     codes = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
     value, known = lookup(subset, accuracy, codes.expand(subset.shape[0], -1))
     joint, pair_known = (part[:, :-1].unflatten(1, (num_slots, -1)) for part in (value, known))
-    # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated
-    # function, and says so.
+    # a strided slice for the diagonal, as inductor warns of its own lowering of `diagonal`
     single = value[:, : num_slots**2 : num_slots + 1]
     none = value[:, -1:, None]
     distinct = ~torch.eye(num_slots, dtype=torch.bool, device=subset.device)
@@ -115,8 +114,7 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
 def attribute(measured: Measurements, slots: Slots, orders: Tensor | None = None) -> Attribution:
     """Everything the rewards, gates and observations need from this env-step's subset rows.
 
-    orders: int64 [P, S], see `sampled_shapley_values`, for envs without all subsets; None leaves
-    their Shapley values at 0.
+    orders: int64 [P, S], see `sampled_shapley_values`, for envs without all subsets; None: 0 there.
     """
     subset = measured.subset
     accuracy = measured.accuracy

@@ -27,22 +27,20 @@ def advance(
 
     Plateau: the validation accuracy has not risen by more than cfg.min_delta above the best that
     counted, for cfg.patience env-steps in a row. Diverged: the env went back to its snapshot
-    cfg.rollbacks times. Length: the episode of the env has so many env-steps, int64 [N]. The last
-    env-step of all is no early end.
+    cfg.rollbacks times. Length: int64 [N], env-steps. The last env-step of all is no early end.
     """
     ending = state.ending
     signals = state.signals
     improved = signals.val_accuracy > ending.best + cfg.min_delta
     since = torch.where(improved, 0, ending.since + 1)
-    active = (signals.step >= cfg.min_steps) & (signals.step < max_steps)
+    before_last = signals.step < max_steps
     cause = torch.zeros_like(ending.cause)
     if cfg.patience > 0:
         cause = torch.where(since >= cfg.patience, Cause.PLATEAU, cause)
     if cfg.rollbacks > 0:
         cause = torch.where(state.totals.rollbacks.sum(1) >= cfg.rollbacks, Cause.DIVERGED, cause)
-    cause = torch.where(active, cause, Cause.NONE)
+    cause = torch.where(before_last & (signals.step >= cfg.min_steps), cause, Cause.NONE)
     if isinstance(length, Tensor):
-        at_end = (signals.step >= length) & (signals.step < max_steps)
-        cause = torch.where(at_end, Cause.LENGTH, cause)
+        cause = torch.where(before_last & (signals.step >= length), Cause.LENGTH, cause)
     best = torch.where(improved, signals.val_accuracy, ending.best)
     return state.replace(ending=ending.replace(best=best, since=since, cause=cause))

@@ -7,7 +7,6 @@
 `observe_` is the part before a decision, `apply_action_` the part after it.
 """
 
-import torch
 from torch import Tensor
 
 from esper_soa.env.early_stop import Cause
@@ -68,14 +67,11 @@ class Env:
     @property
     def truncated(self) -> Tensor:
         """bool [N]: envs whose episode has ended, early or with its last env-step."""
-        ended = self.state.ending.over
-        return torch.ones_like(ended) if self.over else ended
+        return self.state.ending.over | self.over
 
     @property
     def terminated(self) -> Tensor:
-        """bool [N]: envs whose episode has ended as planned, where the reward says that nothing
-        follows such an end (RewardConfig.episode_end).
-        """
+        """bool [N]: envs whose planned end nothing follows, by RewardConfig.episode_end."""
         ending = self.state.ending
         planned = ~ending.over | (ending.cause == Cause.LENGTH)
         return self.truncated & planned & self.world.rules.reward.ends_terminate
@@ -121,8 +117,7 @@ class Env:
     def apply_action_(self, action: Action) -> StepResult:
         """Pay for the actions [N], carry them out, let time pass. RuntimeError before `observe_`.
 
-        Where episodes may end early the host waits to know how many go on, so that no env-step
-        follows once all have ended.
+        Where episodes may end early the host waits to know how many go on.
         """
         if self.observed is None:
             remedy = "call reset, or observe_, first"

@@ -111,8 +111,7 @@ def roll_back(
 def check_panic(
     guard: Guard, loss: Tensor, chance_loss: Tensor | float, cfg: GovernorConfig
 ) -> tuple[Guard, Tensor, Tensor]:
-    """The panic rule (reference governor) on the validation losses [N] of an env-step: new guard,
-    panic bool [N], PanicReason [N].
+    """The reference's rule on validation losses [N]: guard, panic bool [N] and PanicReason [N].
 
     The first that applies decides. Not finite: panic at once. Collapsed: a host that had learned is
     back at the loss of guessing, panic at once. Diverged: above the absolute, the statistical and

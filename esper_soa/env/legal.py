@@ -18,8 +18,7 @@ def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
 
     A head that the op makes irrelevant keeps its placeholder alone: log-probability, entropy are 0.
     """
-    row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
-    slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
+    slot = torch.take_along_dim(masks.slot_by_op, op[..., None, None], dim=-2).squeeze(-2)
     first = slot & (slot.cumsum(-1) == 1)
     choices = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot), "op": masks.op}
     for head in DETAIL_HEADS:
@@ -71,15 +70,15 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
     allowed = head_masks(masks, action.op.clamp(0, len(OP_NAMES) - 1))
     messages = []
     for place, head in enumerate(HEADS):
-        envs = rows[:, place].nonzero().flatten().tolist()
-        if envs:
-            choice = int(action.get(head.name)[envs[0]])
-            numbers = allowed[head.name][envs[0]].nonzero().flatten().tolist()
-            legal = [_word(head.names, one) for one in numbers]
-            what = f"op {_word(OP_NAMES, int(action.op[envs[0]]))}"
+        for env in rows[:, place].nonzero().flatten().tolist()[:1]:
+            numbers = allowed[head.name][env].nonzero().flatten().tolist()
+            legal = ", ".join(_word(head.names, one) for one in numbers)
+            what = f"op {_word(OP_NAMES, int(action.op[env]))}"
             if head.name != "op":
-                what = f"{head.name} {_word(head.names, choice)} for {what}"
-            messages.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
+                what = (
+                    f"{head.name} {_word(head.names, int(action.get(head.name)[env]))} for {what}"
+                )
+            messages.append(f"env {env}: {what} is not legal; legal are {legal}")
     return messages
 
 

@@ -56,9 +56,8 @@ def is_at_target(ramp: Ramp) -> Tensor:
 def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
     """Judge the quality gates as if every slot asked for each of them; G0 and G4 do not exist here.
 
-    Permissive gates ask for healthy gradients (G2) and any measured contribution, even a negative
-    one (G5); strict gates ask for improvement and gradient share (G2), time in BLENDING (G3) and a
-    positive contribution (G5).
+    Permissive gates ask for healthy gradients (G2) and any measured contribution (G5); strict gates
+    for improvement and gradient share (G2), time in BLENDING (G3), a positive contribution (G5).
     """
     old_enough = slots.stage_age >= steps_by_slot(cfg.min_blending_steps)
     g3 = (ramp.target >= 1 - ALPHA_TOLERANCE) & is_at_target(ramp)
@@ -226,9 +225,8 @@ def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
 def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
     """Put every slot into `stage` int64 [N, S], or leave it in its own, with all that this brings.
 
-    BLENDING from TRAINING starts the first ramp; HOLDING and FOSSILIZED have alpha 1; PRUNED has
-    alpha 0; a fossil starts with fresh momentum. BLENDING from HOLDING touches nothing but the
-    counters: its ramp is the caller's.
+    BLENDING from TRAINING starts the first ramp; from HOLDING its ramp is the caller's. HOLDING and
+    FOSSILIZED have alpha 1; PRUNED has alpha 0; a fossil starts with fresh momentum.
     """
     moved = stage != slots.stage
     blending = moved & (stage == Stage.BLENDING) & (slots.stage == Stage.TRAINING)
@@ -300,6 +298,5 @@ def _reset_empty_slots(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
 
     Blueprint and telemetry of a pruned seed stay readable until its slot is empty.
     """
-    empty = slots.empty
     slots = set_where(slots, ~slots.live, WITHOUT_SEED)
-    return set_where(slots, empty, EMPTY_SLOT), set_where(ramp, empty, IDLE_RAMP)
+    return set_where(slots, slots.empty, EMPTY_SLOT), set_where(ramp, slots.empty, IDLE_RAMP)

@@ -1,8 +1,6 @@
-"""Which ops a slot allows, by its stage, its ramp and the age of its seed, and from that which
-choices of every action head are legal.
+"""Which ops a slot allows, by stage, ramp and age, and which choices of action heads that leaves.
 
-lifecycle.py takes an action that its slot does not allow for WAIT; whether a quality gate lets a
-seed pass is only known when the op is carried out.
+lifecycle.py takes an action that its slot does not allow for WAIT; gates are asked only there.
 """
 
 import torch
@@ -14,12 +12,10 @@ from esper_soa.env.own_settings import steps_by_slot
 from esper_soa.state import Masks, Ramp, Slots, stage_in
 from esper_soa.vocabulary import DETAIL_HEADS, OP_NAMES, AlphaMode, Blueprint, Head, Op, Stage
 
-# A seed in one of them, not yet blending or on its way out, blocks germination in every slot of its
-# env.
+# A seed in one of them, not yet blending or on its way out, blocks germination in all its env.
 COOLING_STAGES = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 UNSETTLED_STAGES = (Stage.GERMINATED, Stage.TRAINING, *COOLING_STAGES)
-# Where ADVANCE leads, one gate after the other, as does a gate that forwards by itself: (from, to),
-# in order of life.
+# Where ADVANCE leads, or a gate that forwards by itself: (from, to), in order of life.
 ADVANCES = (
     (Stage.GERMINATED, Stage.TRAINING),
     (Stage.TRAINING, Stage.BLENDING),
@@ -49,8 +45,8 @@ def slot_allows(
 ) -> Tensor:
     """bool [N, 6, S]: the slots on which each op is applicable, as far as the slot itself decides.
 
-    stage, seed_age (env-steps) and mode (AlphaMode): int64 [N, S]. Below min_prune_age a seed is
-    not pruned, nor one whose alpha moves.
+    stage, seed_age (env-steps), mode (AlphaMode): int64 [N, S]. Seeds below min_prune_age are not
+    pruned, nor those whose alpha moves.
     """
     resting = at_rest(mode)
     old_enough = seed_age >= steps_by_slot(min_prune_age)

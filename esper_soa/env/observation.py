@@ -50,8 +50,7 @@ def observe(state: EnvState, max_steps: int, settings: Sequence[Tensor] = ()) ->
     """
     slots = state.slots
     ramp = state.ramp
-    signals = state.signals
-    env = env_features(signals, signals.step, slots.stage, max_steps)
+    env = env_features(state.signals, state.signals.step, slots.stage, max_steps)
     left = (ramp.length - ramp.done).clamp(min=0)
     seeds = slot_features(slots, ramp, alpha_velocity(ramp), left, max_steps)
     own = [setting_feature(value).unsqueeze(-1) for value in settings]

@@ -1,6 +1,4 @@
-"""Outcomes of episodes: one record per env, the trade-off of accuracy and size, and statistics by
-blueprint. Formulas are the reference's.
-"""
+"""Outcomes of episodes, trade-offs and statistics by blueprint, by the reference's formulas."""
 
 from typing import NamedTuple
 
@@ -51,9 +49,7 @@ class BlueprintStats(NamedTuple):
     measured: Tensor  # int64, fossils with a measured contribution
 
     def means(self) -> dict[str, Tensor]:
-        """Fossils in percent of the seeds that came to an end; percent points per fossil, pruned
-        seed, fossil, and fossil that was ever measured. NaN of none.
-        """
+        """Fossils in percent of seeds that ended; else percent points per seed. NaN of none."""
         return {
             "fossilization_rate": 100 * self.fossilized / (self.fossilized + self.pruned),
             "mean_gain": self.gain / self.fossilized,

@@ -1,8 +1,7 @@
 """Reductions over all envs of a run, which may be split over processes.
 
-`Reduction` is that of a process which has all N envs: every method returns its input.
-runtime/ranks.py has the one of several processes, which is handed in. All processes call the same
-methods in the same order.
+`Reduction` is that of a process which has all N envs: every method returns its input. That of
+several is in runtime/ranks.py; all processes call the same methods in the same order.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
-"""The reward of one env-step: inputs from the env state, terms of the mode, pending payments and
-memory. Also hindsight credit for seeds that helped a later fossil.
+"""The reward of an env-step: inputs, terms of the mode, pending payments, hindsight credit.
 
-`reward` is called with what was measured and before the action takes effect, `settle_fossils` after
-it.
+`reward` is called with what was measured, before the action takes effect, `settle_fossils` after.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +34,7 @@ from esper_soa.vocabulary import Op, Stage
 
 RENT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
-COOLING_STAGES = (Stage.EMBARGOED, Stage.RESETTING)
-ACTIVE_STAGES = (*UNPROVEN_STAGES, Stage.BLENDING, Stage.HOLDING, *COOLING_STAGES)
+ACTIVE_STAGES = (*UNPROVEN_STAGES, Stage.BLENDING, Stage.HOLDING, Stage.EMBARGOED, Stage.RESETTING)
 HINDSIGHT_WEIGHT = 0.1
 HINDSIGHT_CAP = 0.2  # per fossilisation
 HINDSIGHT_SLOPE = 0.1
@@ -116,8 +113,7 @@ def reward_inputs(
     """Reward inputs from the env state and this env-step's attribution."""
     slots = state.slots
     signals = state.signals
-    known = attribution.measured
-    contribution = torch.where(known, attribution.contribution, 0.0)
+    contribution = torch.where(attribution.measured, attribution.contribution, 0.0)
     effective, shock = rent_and_shock(slots, settings)
     germinated = torch.where(slots.germination_known, slots.accuracy_germination, 0.0)
     return RewardInputs(
@@ -127,7 +123,7 @@ def reward_inputs(
         improvement=slots.improvement,
         improvement_known=slots.live,
         contribution=contribution,
-        contribution_known=known,
+        contribution_known=attribution.measured,
         interaction_sum=attribution.interaction_sum,
         accuracy_germination=germinated,
         drip_left=slots.drip_total - slots.drip_paid,
@@ -173,30 +169,25 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
 
 
 def adjust(
-    terms: RewardTerms,
-    inputs: RewardInputs,
-    slot_readings: SlotReadings,
-    totals: Totals,
-    cfg: RewardConfig,
+    terms: RewardTerms, inputs: RewardInputs, readings: SlotReadings, due: Totals, cfg: RewardConfig
 ) -> RewardTerms:
-    """Add what does not depend on the mode: payments at the last env-step, those pending in totals.
+    """Add what does not depend on the mode: payments at the last env-step, those pending in `due`.
 
     A seed that is fossilised by the last action keeps its escrow.
     """
     last = inputs.step == inputs.max_steps
-    due = {}
+    parts = {}
     if cfg.mode == "escrow":
         fossilizes = (slot_op(inputs) == Op.FOSSILIZE) & (inputs.stage == Stage.HOLDING)
         loses_escrow = inputs.has_seed & (inputs.stage != Stage.FOSSILIZED) & ~fossilizes
-        escrow = torch.where(loses_escrow, slot_readings.escrow_next, 0.0).sum(1)
-        due["escrow_forfeit"] = torch.where(last, -escrow, 0.0)
+        escrow = torch.where(loses_escrow, readings.escrow_next, 0.0).sum(1)
+        parts["escrow_forfeit"] = torch.where(last, -escrow, 0.0)
     if cfg.mode in ("shaped", "escrow") and not cfg.disable_pbrs:
         unproven = inputs.has_seed & stage_in(inputs.stage, UNPROVEN_STAGES)
         refund = cfg.pbrs_weight * germination_refund(inputs.seed_age)
-        due["clawback"] = torch.where(last, -torch.where(unproven, refund, 0.0).sum(1), 0.0)
-    due["auto_prune_penalty"] = totals.pending_penalty
-    due["hindsight_credit"] = totals.pending_hindsight
-    return add_terms(terms, due)
+        parts["clawback"] = torch.where(last, -torch.where(unproven, refund, 0.0).sum(1), 0.0)
+    parts |= {"auto_prune_penalty": due.pending_penalty, "hindsight_credit": due.pending_hindsight}
+    return add_terms(terms, parts)
 
 
 def germination_refund(seed_age: Tensor) -> Tensor:
@@ -272,8 +263,7 @@ def hindsight_credit(boosts: Tensor, fossil: Tensor, improvement: Tensor, step: 
     is_helped = torch.stack([fossil[:, low] | fossil[:, high] for low, high in pairs(num_slots)], 1)
     gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
     scale = torch.where(is_helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
-    # A running product is computed once; a power would be fused into the pass over the boosts and
-    # cost more than it.
+    # a running product is computed once; a power would be fused into the pass over the boosts
     growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=STATE_FLOAT, device=boosts.device)
     weight = (HINDSIGHT_WEIGHT * growth.cumprod(0)).to(boosts.dtype)
     # tanh(x) by the logistic function: a third of the time, exact at 0, else off by rounding.
@@ -286,19 +276,17 @@ def final_rents(
     host: int,
     cfg: RewardConfig,
     own: EnvSettings = NO_SETTINGS,
-    flop: Sequence[float] = (),
+    flop: Tensor | None = None,
 ) -> list[float]:
     """Rent of grown hosts in percent points: what mode `net` takes at the end.
 
-    parameters: final sizes. flop: of training, over those of the host alone in an episode; none
-    where they have no price.
+    parameters: final sizes. flop: of training, over those of the host alone; None: without price.
     """
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
     prices = {name: numbers for name, numbers in own.items() if name.startswith(cfg.path)}
     values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in prices.items()}
     cfg = reward_of_envs(cfg, values)
     rents = size_rent(sizes, torch.full_like(sizes, host), cfg)
-    if flop:
-        ratios = torch.tensor(flop, dtype=STATE_FLOAT)
-        rents = rents + flop_rent(ratios, torch.ones_like(ratios), cfg)
+    if flop is not None:
+        rents = rents + flop_rent(flop, torch.ones_like(flop), cfg)
     return rents.tolist()

@@ -85,15 +85,12 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
 
 
 def age_memories(slots: Slots) -> Slots:
-    """Slots as the next env-step remembers them: this env-step's gradient health, contributions one
-    env-step older. To be called after the action.
-    """
+    """Slots after the action: gradient health of before, contributions one env-step older."""
     measured = slots.gradient_measured
-    age = slots.contribution_age
     return slots.replace(
         previous_health=torch.where(measured, slots.gradient_health, slots.previous_health),
         previous_health_known=slots.previous_health_known | measured,
-        contribution_age=torch.where(slots.contribution_known, age + 1, age),
+        contribution_age=slots.contribution_age + slots.contribution_known,
     )
 
 

@@ -1,5 +1,4 @@
-"""One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action,
-reward, apply, tick.
+"""An env-step: train, evaluate, guard, attribute, record, observe; then reward, apply, tick.
 
 `measure_` and `guard_` change weights in place; `record_and_observe` and `apply_action` are pure
 kernels over the state. env.py calls them in this order.

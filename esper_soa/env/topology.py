@@ -1,7 +1,6 @@
 """Topologies: the seeds in a host's slots at the end of an episode, as the start of another.
 
-Given the env state of the last env-step; `state_with_topology` makes the control that trains a
-grown network from its first env-step on.
+`state_with_topology` makes the control that trains a grown network from its first env-step on.
 """
 
 from typing import NamedTuple
@@ -69,7 +68,6 @@ def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
     ValueError where the topology is of other hosts.
     """
     slots = state.slots
-    totals = state.totals
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
     if blueprint.shape != slots.stage.shape:
         own = list(slots.stage.shape)
@@ -80,9 +78,9 @@ def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
     fossil |= {"newborn": True, "fresh_momentum": True}
     resting = dict.fromkeys(("alpha", "start", "target"), alpha)
     count = has_seed.sum(1)
-    counts = {name: totals.get(name) + count for name in ("germinated", "fossilized")}
+    counts = {name: state.totals.get(name) + count for name in ("germinated", "fossilized")}
     return state.replace(
         slots=set_where(slots, has_seed, fossil),
         ramp=set_where(state.ramp, has_seed, resting),
-        totals=totals.replace(**counts),
+        totals=state.totals.replace(**counts),
     )

@@ -1,7 +1,6 @@
 """User rewards: loaded by the setting reward.mode, checked when a run is built, called as a mode.
 
-`user_terms` runs in compiled kernels too. conformance.py has more checks, on the same generated
-inputs.
+`user_terms` runs in compiled kernels too. conformance.py has more checks, on the same inputs.
 """
 
 from collections.abc import Mapping

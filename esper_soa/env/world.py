@@ -174,7 +174,7 @@ class World:
         given = own.get(EPISODE_LENGTH) or [self.rules.early_stop.number("length")]
         steps = episode_lengths(torch.tensor(given, dtype=STATE_FLOAT), self.rules.max_steps)
         host = self.sizes.train_samples * max(1.0, self.flop.host) * steps.to(STATE_FLOAT)
-        ratios = (torch.tensor(train_flop, dtype=STATE_FLOAT) / host).tolist()
+        ratios = torch.tensor(train_flop, dtype=STATE_FLOAT) / host
         return final_rents(parameters, reward.counts.host, reward.config, own, ratios)
 
     def _training_order(self, step: int) -> Tensor:
@@ -220,9 +220,7 @@ class World:
         return [(slice(row, None, len(every)), entry) for row, entry in pairs if row < num_envs]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Rows [N, .] of the envs here from those of each of `sets`, [.] where its envs have one;
-        what there is of a single data set as it is.
-        """
+        """Rows [N, .] of the envs here from those, or the one, of each of `sets`; one as it is."""
         if len(parts) == 1:
             return parts[0]
         rows = parts[0].new_empty(self.sizes.num_envs, parts[0].shape[-1])

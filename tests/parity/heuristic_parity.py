@@ -88,9 +88,8 @@ def test_every_decision_of_every_episode_equals_the_recording() -> None:
     target = torch.from_numpy(rows["target_seed"])
     for step in range(recorded.shape[1]):
         state = state_at(rows, step)
-        wish, memory = heuristic_choice(
-            state, decay_penalties(memory, state.signals.step, cfg), cfg
-        )
+        decayed = decay_penalties(memory, state.signals.step, cfg)
+        wish, memory = heuristic_choice(state, decayed, cfg, BLUEPRINT_NAMES)
         assert torch.equal(wish.op, ops[recorded[:, step]]), step
         named = blueprints[recorded[:, step]]
         assert torch.equal(torch.where(named >= 0, wish.blueprint, -1), named), step
