@@ -1,8 +1,12 @@
-"""A task of a run in progress: its hosts, what their rounds add up to, and what is written."""
+"""A task of a run in progress: its hosts, what their rounds add up to, and the files of its folder.
+
+Only the first rank writes. What cannot be written is noted, and the run continues.
+"""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from logging import DEBUG, INFO, WARNING
@@ -20,18 +24,19 @@ from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import device_name, layout_in_words
-from esper_soa.runtime.json_lines import Json
+from esper_soa.runtime.files import DELETED
+from esper_soa.runtime.json_lines import Json, MetricsWriter
 from esper_soa.runtime.memory import plan_in_words
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.training import resume, run_folder
 from esper_soa.training.build import world_facts
-from esper_soa.training.callbacks import Callback, make_recorder
+from esper_soa.training.callbacks import Callback, make_callbacks, make_recorder
 from esper_soa.training.collect import Player, Round
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
 from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.output import TaskOutput
+from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.session import Session
 from esper_soa.training.totals import RunTotals, cut_off
@@ -67,7 +72,10 @@ class TaskRun:
         ranks: Ranks,
         callbacks: Sequence[Callback],
     ) -> None:
-        """At its start. cfg: as if the task were alone; session: in the folder of the task."""
+        """At its start. cfg: as if the task were alone; session: in the folder of the task.
+
+        callbacks: those beside the settings' own.
+        """
         self.cfg = cfg
         self.session = session
         self.world = world
@@ -75,7 +83,12 @@ class TaskRun:
         self.ranks = ranks
         self.totals = RunTotals()
         self.control: Control | None = None
-        self.output = TaskOutput(cfg, session, world, ranks, callbacks)
+        self.networks = NetworkFiles(session.folder, session.write_errors, cfg, world, ranks)
+        self.callbacks = make_callbacks(cfg, callbacks)
+        self.recorder = make_recorder(cfg, world, session, ranks)
+        self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
+        self._lines: dict[str, MetricsWriter] = {}  # open files by name
+        self._seen = set[str]()  # names of files of this run
         nets = world.rules.nets
         self.origin = Origin(session.begin, device_name(self.device, nets.workers, nets.precision))
 
@@ -93,13 +106,35 @@ class TaskRun:
         """Begin afresh; UserError where the folder of the task holds results already."""
         if self.session.part:
             run_folder.open_run_folder(str(self.folder.path), self.cfg.name)
-        self.output.networks.truncate(0)
+        self.networks.truncate(0)
+
+    def truncate(self, rounds: int) -> None:
+        """Drop what later rounds wrote; raises UserError where the folder cannot be written."""
+        if self.ranks.first:
+            resume.cut_back(self.folder, rounds, self.recorder)
+        self.networks.truncate(rounds)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Open the recorder and the files of lines for the rounds in the context."""
+        writes_lines = self.cfg.telemetry.level != "off" and self.ranks.first
+        paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
+        with ExitStack() as stack:
+            self._lines = {path.name: stack.enter_context(MetricsWriter(path)) for path in paths}
+            stack.enter_context(closing(self.recorder))
+            yield
 
     def restore(self, saved: resume.SavedTask) -> None:
         """Continue after the rounds of `saved`."""
         self.totals = saved.progress
         done = self.totals.rounds_done
         self.origin = self.origin._replace(rounds=done, env_steps=self.totals.env_steps(self.cfg))
+
+    def content(self) -> dict:
+        """The part of the task in a checkpoint, see SavedTask."""
+        data = self.world.data
+        source = {"name": data.name, "source": data.source, "identity": data.identity}
+        return {"progress": asdict(self.totals), "data": source}
 
     def write_records(self) -> None:
         """Write versions.json, and config.yaml where the folder is of this task alone."""
@@ -196,6 +231,29 @@ class TaskRun:
         numbered = enumerate(result.episodes)
         return metrics, [{"round": number, "env": env} | episode for env, episode in numbered]
 
+    def log(self, metrics: Mapping[str, Json], episodes: Sequence[Mapping[str, Json]]) -> None:
+        """Append the lines of a round to metrics.jsonl and episodes.jsonl.
+
+        Raises IncompleteError where the folder is open to another run.
+        """
+        self.look_for_files()
+        for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
+            with self.session.write_errors.attempt(name):
+                file.write(*records)
+                file.sync()
+
+    def look_for_files(self) -> None:
+        """Note which files of this run somebody has deleted."""
+        if self.session.claim is None:
+            return
+        self.session.claim.check()
+        folder = self.folder
+        written = [folder.config, folder.versions, folder.networks, folder.best]
+        there = {path.name for path in written if path.exists()}
+        for name in sorted(self._seen - there):
+            self.session.write_errors.note(name, DELETED)
+        self._seen = there
+
     def play_control(self, progress: Progress) -> None:
         """Play the last rounds with the control, where there is one."""
         cfg = self.cfg
@@ -227,7 +285,7 @@ class TaskRun:
         """The record of the final table and of summary.json."""
         cfg = self.cfg
         totals = self.totals
-        recorder = self.output.recorder
+        recorder = self.recorder
         env_steps = totals.env_steps(cfg)
         rows = totals.alpha_rows / totals.rounds_done
         dropped = {"tables": recorder.dropped} if recorder.dropped else {}
@@ -259,7 +317,7 @@ class TaskRun:
             telemetry={
                 "level": cfg.telemetry.level,
                 "env_steps": recorder.env_steps,
-                "dropped": dropped | self.output.lost,
+                "dropped": dropped | self.lost,
             },
         )
 
