@@ -66,7 +66,7 @@ class GrowthVecEnv(VecEnv):
         values = facts(turn.info)
         infos = [of_env(values, env) for env in range(self.num_envs)]
         last = arrays(turn.last) if done.any() else {}
-        for env in np.flatnonzero(done):
+        for env in np.flatnonzero(done).tolist():
             infos[env]["terminal_observation"] = of_env(last, env)
             infos[env]["TimeLimit.truncated"] = bool(turn.truncated[env])
         return arrays(turn.shown), turn.reward.float().cpu().numpy(), done, infos

@@ -6,12 +6,11 @@ Only the first rank writes. What cannot be written is noted, and the run continu
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from operator import sub
-from typing import NamedTuple
 
 import torch
 
@@ -24,8 +23,8 @@ from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import device_name, layout_in_words
-from esper_soa.runtime.files import DELETED
-from esper_soa.runtime.json_lines import Json, MetricsWriter
+from esper_soa.runtime.files import DELETED, LineFile
+from esper_soa.runtime.json_lines import Json, json_line
 from esper_soa.runtime.memory import plan_in_words
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.training import resume, run_folder
@@ -42,22 +41,6 @@ from esper_soa.training.session import Session
 from esper_soa.training.totals import RunTotals, cut_off
 from esper_soa.training.verdict import Episode, HostScore, control_text
 from esper_soa.vocabulary import NUM_BLUEPRINTS
-
-
-class Origin(NamedTuple):
-    """Where this process began with the task."""
-
-    clock: float  # time.monotonic() at the start of the session
-    place: str = ""  # the device in words
-    rounds: int = 0  # that earlier processes did
-    env_steps: int = 0  # of all envs, in these
-
-
-class Control(NamedTuple):
-    """What the control reached."""
-
-    score: HostScore
-    cut_off: int  # env-steps that were not simulated, as episodes had ended early
 
 
 class TaskRun:
@@ -82,15 +65,18 @@ class TaskRun:
         self.player = player
         self.ranks = ranks
         self.totals = RunTotals()
-        self.control: Control | None = None
+        self.rounds_before = 0  # that earlier processes did
+        self.env_steps_before = 0  # of all envs, in these
+        self.control: HostScore | None = None
+        self.control_cut_off = 0  # env-steps that it did not play, as episodes had ended early
         self.networks = NetworkFiles(session.folder, session.write_errors, cfg, world, ranks)
         self.callbacks = make_callbacks(cfg, callbacks)
         self.recorder = make_recorder(cfg, world, session, ranks)
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
-        self._lines: dict[str, MetricsWriter] = {}  # open files by name
+        self._lines: dict[str, LineFile] = {}  # open files by name
         self._seen = set[str]()  # names of files of this run
         nets = world.rules.nets
-        self.origin = Origin(session.begin, device_name(self.device, nets.workers, nets.precision))
+        self.place = device_name(self.device, nets.workers, nets.precision)  # in words
 
     @property
     def folder(self) -> run_folder.RunFolder:
@@ -120,15 +106,17 @@ class TaskRun:
         writes_lines = self.cfg.telemetry.level != "off" and self.ranks.first
         paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
         with ExitStack() as stack:
-            self._lines = {path.name: stack.enter_context(MetricsWriter(path)) for path in paths}
-            stack.enter_context(closing(self.recorder))
+            self._lines = {path.name: LineFile(path) for path in paths}
+            for file in self._lines.values():
+                stack.callback(file.close)
+            stack.callback(self.recorder.close)
             yield
 
     def restore(self, saved: resume.SavedTask) -> None:
         """Continue after the rounds of `saved`."""
         self.totals = saved.progress
-        done = self.totals.rounds_done
-        self.origin = self.origin._replace(rounds=done, env_steps=self.totals.env_steps(self.cfg))
+        self.rounds_before = self.totals.rounds_done
+        self.env_steps_before = self.totals.env_steps(self.cfg)
 
     def content(self) -> dict:
         """The part of the task in a checkpoint, see SavedTask."""
@@ -140,7 +128,7 @@ class TaskRun:
         """Write versions.json, and config.yaml where the folder is of this task alone."""
         write_errors = self.session.write_errors
         with write_errors.attempt(self.folder.versions.name):
-            run_folder.write_versions(self.folder, self.origin.place, world_facts(self.world))
+            run_folder.write_versions(self.folder, self.place, world_facts(self.world))
         if self.session.part:
             with write_errors.attempt(self.folder.config.name):
                 run_folder.write_config(self.folder, settings_yaml(self.cfg))
@@ -174,7 +162,7 @@ class TaskRun:
         for one in shape.blueprints:
             if one.code >= NUM_BLUEPRINTS:
                 LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
-        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
+        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.place)
         minibatches = cfg.policy.ppo.minibatches
         if cfg.policy.name == "ppo" and minibatches > cfg.envs:
             numbers = f"policy.ppo.minibatches={minibatches} is more than envs={cfg.envs}"
@@ -239,7 +227,7 @@ class TaskRun:
         self.look_for_files()
         for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
             with self.session.write_errors.attempt(name):
-                file.write(*records)
+                file.write(*map(json_line, records))
                 file.sync()
 
     def look_for_files(self) -> None:
@@ -266,8 +254,8 @@ class TaskRun:
         for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent)):
             played = hosts, Round(number, progress, label), self.ranks, record
             results.append(play_control(cfg.control, cfg, self.world, *played))
-        missing = sum(cut_off(result, cfg) for result in results)
-        self.control = Control(self.score(cfg.control, results), missing)
+        self.control = self.score(cfg.control, results)
+        self.control_cut_off = sum(cut_off(result, cfg) for result in results)
 
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
@@ -294,24 +282,24 @@ class TaskRun:
             task=cfg.task.host_name,
             policy=cfg.policy.name,
             data=f"{self.world.data.name} ({self.world.data.source})",
-            device=self.origin.place,
+            device=self.place,
             envs=cfg.envs,
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, totals.recent),
-            control=self.control.score if self.control else None,
+            control=self.control,
             perplexity=self.world.data.spec.perplexity,
             test_images=len(self.world.data.test_labels),
             validation_images=len(self.world.data.val_labels),
             seeds={name: totals.seeds[name] for name in SEEDS},
             reward=sum(totals.rewards) / len(totals.rewards),
             speed=Speed(env_steps, totals.seconds, cfg.train_samples, cfg.val_samples, rows),
-            wall_seconds=time.monotonic() - self.origin.clock,
+            wall_seconds=time.monotonic() - self.session.begin,
             pareto=totals.pareto(),
             rollbacks=totals.seeds.get("rollbacks", 0),
-            rounds_before=self.origin.rounds,
-            env_steps_before=self.origin.env_steps,
-            control_cut_off=self.control.cut_off if self.control else 0,
+            rounds_before=self.rounds_before,
+            env_steps_before=self.env_steps_before,
+            control_cut_off=self.control_cut_off,
             samples=self.world.data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={

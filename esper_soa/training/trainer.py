@@ -130,7 +130,8 @@ def progress_bar(run: Run) -> Progress:
         rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
         total += rounds * cfg.envs * cfg.steps - task.totals.cut_off
         done += task.totals.env_steps(cfg)
-    return run.session.progress(total, run.cfg.telemetry, done, run.handle_signals)
+    shown = run.cfg.telemetry.progress, run.cfg.telemetry.plain_interval
+    return Progress(total, run.session.console, *shown, done=done, after_step=run.handle_signals)
 
 
 def run_in_session(
