@@ -190,10 +190,9 @@ def build_kernels(cfg: TrainConfig, rules: EnvRules, num_envs: int) -> StepKerne
         if setting == "auto" or stored.record_and_observe is not EAGER.record_and_observe:
             return stored
     choice = choose_compilation(setting, rules.blueprints.device, cfg.envs, env_steps)
-    kernels = EAGER._replace(reason=choice.reason)
-    if choice.wanted:
-        reason = f"{choice.reason}; {keep_compiled()}"
-        # jobs of a sweep share a process: what one compiled is nothing to the next
-        torch.compiler.reset()
-        kernels = compiled()._replace(reason=reason)
-    return kernels
+    if not choice.wanted:
+        return EAGER._replace(reason=choice.reason)
+    reason = f"{choice.reason}; {keep_compiled()}"
+    # jobs of a sweep share a process: what one compiled is nothing to the next
+    torch.compiler.reset()
+    return compiled()._replace(reason=reason)

@@ -47,7 +47,6 @@ class NetworkFiles:
         self.ranks = ranks
         self.best: dict | None = None  # spec of the best host so far
         self.unsaved: GrownHost | None = None  # it, where it is not written yet
-        self.newest: tuple[HostStates, int] | None = None  # the last round, and its number
 
     def truncate(self, rounds: int) -> None:
         """Resume after `rounds` rounds: drop later files, and find the best host of that time."""
@@ -75,7 +74,6 @@ class NetworkFiles:
         earlier, then the lower env. A host that was rolled back at its last env-step has no
         accuracy, and is never the best.
         """
-        self.newest = states, number
         accuracies = states.accuracy.nan_to_num(nan=-math.inf).tolist()
         highest = max(accuracies)
         if highest > -math.inf and (self.best is None or highest >= self.best[CHOSEN_BY]):
@@ -90,11 +88,8 @@ class NetworkFiles:
                 save(self.unsaved.network(), self._path("best", self.unsaved.spec["round"]))
                 self.unsaved = None
 
-    def save_hosts(self) -> None:
-        """Write all hosts of the newest round, as long as they are what they were then."""
-        if self.newest is None:
-            return
-        states, number = self.newest
+    def save_hosts(self, states: HostStates, number: int) -> None:
+        """Write all hosts of round `number` (from 1), as long as they are what they were then."""
         parts = self.ranks.at_first(self.local_hosts(states, number, range(len(states.accuracy))))
         if self.ranks.first:
             with self.write_errors.attempt(HOSTS):

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.settings import TrainConfig, settings_yaml
-from esper_soa.runtime.device import apply_threads, resolve_device, take_device
+from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import STOPPING, Interrupted
@@ -45,7 +45,6 @@ class Run:
         """Build a run at its start; resumed: `restore` comes next, so policy.init is not read."""
         self.device = resolve_device(cfg.device, ranks.local_rank)
         apply_threads(cfg.compute.threads)
-        take_device(self.device)
         self.cfg = cfg
         self.session = session
         self.ranks = ranks
@@ -169,7 +168,7 @@ class Run:
         for task, result in zip(self.tasks.values(), results, strict=True):
             task.networks.save_best(result.hosts, number)
             if due or number == self.cfg.rounds:
-                task.networks.save_hosts()
+                task.networks.save_hosts(result.hosts, number)
         if due:
             self.save()
         for task in self.tasks.values():
