@@ -199,7 +199,6 @@ class _Total(torch.autograd.Function):
 
 @contextmanager
 def _rank_errors() -> Iterator[None]:
-    """Raise RankLostError for errors of torch.distributed."""
     try:
         yield
     except RuntimeError as error:

@@ -54,7 +54,6 @@ class EpisodeRunner:
     """One episode of every env in progress."""
 
     def __init__(self, world: World, player: Player, request: Round) -> None:
-        """Fresh hosts of the round."""
         self.env = Env(world, request.profile)
         self.player = player
         self.progress = request.progress

@@ -186,7 +186,6 @@ class MetricsAccumulator:
         )
 
     def _sums(self, state: EnvState) -> dict[str, Tensor]:
-        """All numbers of the round, on the device."""
         sums = self.sums
         counts = self.reward.counts
         totals = state.totals

@@ -39,7 +39,6 @@ class NetworkFiles:
         world: World,
         ranks: Ranks = ALONE,
     ) -> None:
-        """At the start of a run: no host has been seen."""
         self.folder = folder
         self.write_errors = write_errors
         self.cfg = cfg

@@ -24,7 +24,7 @@ from esper_soa.training.metrics import RoundResult
 from esper_soa.training.players import build_players
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER
-from esper_soa.training.run_folder import RunFolder, rounds_of, write_config, write_versions
+from esper_soa.training.run_folder import rounds_of, write_config, write_versions
 from esper_soa.training.session import Session
 from esper_soa.training.task_run import TaskRun
 
@@ -47,6 +47,7 @@ class Run:
         apply_threads(cfg.compute.threads)
         self.cfg = cfg
         self.session = session
+        self.folder = session.folder  # paths of the files of the run
         self.ranks = ranks
         by_task = cfg.by_task
         own = [
@@ -66,11 +67,6 @@ class Run:
         self.best_accuracy = -math.inf  # as of SavedRun
         self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.remember()
-
-    @property
-    def folder(self) -> RunFolder:
-        """Paths of the files of the run."""
-        return self.session.folder
 
     @property
     def rounds_done(self) -> int:

@@ -12,8 +12,6 @@ from functools import partial
 from logging import DEBUG, INFO, WARNING
 from operator import sub
 
-import torch
-
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, settings_yaml
@@ -61,6 +59,7 @@ class TaskRun:
         """
         self.cfg = cfg
         self.session = session
+        self.folder = session.folder  # paths of the files of the task
         self.world = world
         self.player = player
         self.ranks = ranks
@@ -69,24 +68,14 @@ class TaskRun:
         self.env_steps_before = 0  # of all envs, in these
         self.control: HostScore | None = None
         self.control_cut_off = 0  # env-steps that it did not play, as episodes had ended early
-        self.networks = NetworkFiles(session.folder, session.write_errors, cfg, world, ranks)
+        self.networks = NetworkFiles(self.folder, session.write_errors, cfg, world, ranks)
         self.callbacks = make_callbacks(cfg, callbacks)
         self.recorder = make_recorder(cfg, world, session, ranks)
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
         self._lines: dict[str, LineFile] = {}  # open files by name
         self._seen = set[str]()  # names of files of this run
         nets = world.rules.nets
-        self.place = device_name(self.device, nets.workers, nets.precision)  # in words
-
-    @property
-    def folder(self) -> run_folder.RunFolder:
-        """Paths of the files of the task."""
-        return self.session.folder
-
-    @property
-    def device(self) -> torch.device:
-        """The device of hosts and policy."""
-        return self.world.device
+        self.place = device_name(world.device, nets.workers, nets.precision)  # in words
 
     def begin(self) -> None:
         """Begin afresh; UserError where the folder of the task holds results already."""
@@ -167,7 +156,7 @@ class TaskRun:
         if cfg.policy.name == "ppo" and minibatches > cfg.envs:
             numbers = f"policy.ppo.minibatches={minibatches} is more than envs={cfg.envs}"
             LOGGER.warning("policy   %s: one minibatch per env", numbers)
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.world.device, rules))
         self.log_details()
 
     def log_details(self) -> None:
@@ -176,14 +165,15 @@ class TaskRun:
         nets = self.world.rules.nets
         engine = self.world.rules.engine.chosen
         replay = self.world.kernels.replay
+        device = self.world.device
         samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
         each = f"of every host per env-step, in batches of {cfg.batch_size}"
         work = f"T={cfg.train_samples} training and {samples} {each}"
         for note in self.world.data.notes:
             LOGGER.debug("data     %s", note)
         LOGGER.debug("work     %s", work)
-        LOGGER.debug("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        precision = choose_precision(self.cfg.compute.precision, self.device)
+        LOGGER.debug("compute  %s", layout_in_words(device, nets.workers, nets.env_chunk))
+        precision = choose_precision(cfg.compute.precision, device)
         LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
         LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
         for obstacle in engine.tried:
