@@ -19,9 +19,10 @@ from esper_soa.grown.build import GrownHost
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.grown.networks import add_test_accuracy, export_hosts
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.runtime.files import LOGGER, WriteErrors
-from esper_soa.runtime.ranks import ALONE, Ranks
-from esper_soa.training.run_folder import RunFolder, rounds_of
+from esper_soa.runtime.files import LOGGER
+from esper_soa.runtime.ranks import Ranks
+from esper_soa.training.run_folder import rounds_of
+from esper_soa.training.session import Session
 
 BEST = "networks/best"  # what files are called that could not be written
 HOSTS = "networks/hosts"
@@ -31,16 +32,9 @@ CHOSEN_BY = "validation_accuracy"  # entry of a spec that the best host is highe
 class NetworkFiles:
     """Writes the folder. A best host that cannot be written waits for the next round."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        write_errors: WriteErrors,
-        cfg: TrainConfig,
-        world: World,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.folder = folder
-        self.write_errors = write_errors
+    def __init__(self, cfg: TrainConfig, session: Session, world: World, ranks: Ranks) -> None:
+        self.folder = session.folder
+        self.write_errors = session.write_errors
         self.cfg = cfg
         self.world = world
         self.ranks = ranks

@@ -68,7 +68,7 @@ class TaskRun:
         self.env_steps_before = 0  # of all envs, in these
         self.control: HostScore | None = None
         self.control_cut_off = 0  # env-steps that it did not play, as episodes had ended early
-        self.networks = NetworkFiles(self.folder, session.write_errors, cfg, world, ranks)
+        self.networks = NetworkFiles(cfg, session, world, ranks)
         self.callbacks = make_callbacks(cfg, callbacks)
         self.recorder = make_recorder(cfg, world, session, ranks)
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name

@@ -31,11 +31,9 @@ class FinalHosts:
         """The hosts of a round."""
         blueprint, blend, alpha = (part.tolist() for part in result.topology)
         sizes = result.parameters, result.train_flop
-        made = cls(result.accuracies, *sizes, blueprint, blend, alpha)
-        made.test_accuracies = list(result.test_accuracies)
-        made.test_losses = list(result.test_losses)
-        made.settings = {name: list(values) for name, values in result.settings.items()}
-        return made
+        tested = list(result.test_accuracies), list(result.test_losses)
+        settings = {name: list(values) for name, values in result.settings.items()}
+        return cls(result.accuracies, *sizes, blueprint, blend, alpha, *tested, settings)
 
     @property
     def topology(self) -> Topology:
