@@ -1,8 +1,8 @@
 """A run in progress: its tasks, the policy that plays them all, and its checkpoints."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from signal import Signals
@@ -133,13 +133,13 @@ class Run:
             "learner": state,
         }
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Open the recorders and the files of lines for the rounds in the context."""
+    def close_files(self) -> None:
+        """Close the recorders and the files of lines, once all rounds are played."""
         with ExitStack() as stack:
             for task in self.tasks.values():
-                stack.enter_context(task.open())
-            yield
+                for file in task.lines.values():
+                    stack.callback(file.close)
+                stack.callback(task.recorder.close)
 
     def save_best(self, results: Sequence[RoundResult]) -> None:
         """Save the policy, before its update, where its round has the best mean over tasks."""

@@ -5,8 +5,7 @@ Only the first rank writes. What cannot be written is noted, and the run continu
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from logging import DEBUG, INFO, WARNING
@@ -72,7 +71,9 @@ class TaskRun:
         self.callbacks = make_callbacks(cfg, callbacks)
         self.recorder = make_recorder(cfg, world, session, ranks)
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
-        self._lines: dict[str, LineFile] = {}  # open files by name
+        writes_lines = cfg.telemetry.level != "off" and ranks.first
+        paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
+        self.lines = {path.name: LineFile(path) for path in paths}
         self._seen = set[str]()  # names of files of this run
         nets = world.rules.nets
         self.place = device_name(world.device, nets.workers, nets.precision)  # in words
@@ -88,18 +89,6 @@ class TaskRun:
         if self.ranks.first:
             resume.cut_back(self.folder, rounds, self.recorder)
         self.networks.truncate(rounds)
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Open the recorder and the files of lines for the rounds in the context."""
-        writes_lines = self.cfg.telemetry.level != "off" and self.ranks.first
-        paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
-        with ExitStack() as stack:
-            self._lines = {path.name: LineFile(path) for path in paths}
-            for file in self._lines.values():
-                stack.callback(file.close)
-            stack.callback(self.recorder.close)
-            yield
 
     def restore(self, saved: resume.SavedTask) -> None:
         """Continue after the rounds of `saved`."""
@@ -215,7 +204,7 @@ class TaskRun:
         Raises IncompleteError where the folder is open to another run.
         """
         self.look_for_files()
-        for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
+        for (name, file), records in zip(self.lines.items(), (episodes, [metrics]), strict=False):
             with self.session.write_errors.attempt(name):
                 file.write(*map(json_line, records))
                 file.sync()

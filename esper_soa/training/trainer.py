@@ -7,7 +7,7 @@ start.
 
 import time
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,8 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
     Yields the number of rounds done after every round. Raises RunMemoryError where memory runs out.
     """
     tasks = run.tasks.values()
-    with memory_errors(errors.RunMemoryError), progress_bar(run) as progress, run.open():
+    with memory_errors(errors.RunMemoryError), progress_bar(run) as progress, ExitStack() as files:
+        files.callback(run.close_files)
         for task in tasks:
             for callback in task.callbacks:
                 callback.on_run_start(task)
