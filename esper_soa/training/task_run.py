@@ -5,7 +5,7 @@ Only the first rank writes. What cannot be written is noted, and the run continu
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from logging import DEBUG, INFO, WARNING
@@ -172,14 +172,15 @@ class TaskRun:
         for left_out in replay.left_out:
             LOGGER.warning("graphs   %s", left_out)
 
-    def count(
+    def log(
         self, result: RoundResult, seconds: dict[str, float], learning: dict[str, Json]
-    ) -> tuple[dict[str, Json], list[dict[str, Json]]]:
-        """Count a round; returns its lines for metrics.jsonl and episodes.jsonl.
+    ) -> dict[str, Json]:
+        """Count a round, and append its lines to episodes.jsonl and metrics.jsonl; returns that of
+        metrics.jsonl.
 
         seconds: collect_seconds and update_seconds; learning: diagnostics and anomalies. The hosts
         of a round that the final table is of are measured on the test images, which counts for
-        neither.
+        neither. Raises IncompleteError where the folder is open to another run.
         """
         totals = self.totals
         if totals.rounds_done >= self.cfg.rounds - self.cfg.control_rounds:
@@ -195,19 +196,13 @@ class TaskRun:
             **seconds,
             **learning,
         }
-        numbered = enumerate(result.episodes)
-        return metrics, [{"round": number, "env": env} | episode for env, episode in numbered]
-
-    def log(self, metrics: Mapping[str, Json], episodes: Sequence[Mapping[str, Json]]) -> None:
-        """Append the lines of a round to metrics.jsonl and episodes.jsonl.
-
-        Raises IncompleteError where the folder is open to another run.
-        """
+        episodes = [{"round": number, "env": env} | one for env, one in enumerate(result.episodes)]
         self.look_for_files()
         for (name, file), records in zip(self.lines.items(), (episodes, [metrics]), strict=False):
             with self.session.write_errors.attempt(name):
                 file.write(*map(json_line, records))
                 file.sync()
+        return metrics
 
     def look_for_files(self) -> None:
         """Note which files of this run somebody has deleted."""

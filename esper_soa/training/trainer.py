@@ -116,9 +116,7 @@ def log_round(
     lines = []
     for task, one in zip(run.tasks.values(), played, strict=True):
         times = {"collect_seconds": one.seconds, "update_seconds": seconds / len(played)}
-        metrics, episodes = task.count(one.result, times, learning)
-        task.log(metrics, episodes)
-        lines.append(metrics)
+        lines.append(task.log(one.result, times, learning))
     run.remember()
     return lines
 
