@@ -235,12 +235,6 @@ class MetricsAccumulator:
         }
 
 
-def per_env(settings: EnvSettings) -> list[dict[str, float | str]]:
-    """What each env has of its own, by dotted name."""
-    rows = zip(*settings.values(), strict=True)
-    return [dict(zip(settings, values, strict=True)) for values in rows]
-
-
 def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:
     """By mode of reward: its envs, and means over them; modes: of every env."""
     record: dict[str, Json] = {}
@@ -296,7 +290,8 @@ def episode_records(
     if modes:
         columns["reward_mode"] = modes
     if settings:
-        columns["settings"] = per_env(settings)
+        rows = zip(*settings.values(), strict=True)
+        columns["settings"] = [dict(zip(settings, values, strict=True)) for values in rows]
     return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
 
 

@@ -11,7 +11,6 @@ from statistics import fmean
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.runtime.device import apply_threads, resolve_device
-from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import STOPPING, Interrupted
 from esper_soa.runtime.versions import package_versions
@@ -149,12 +148,6 @@ class Run:
             if self.ranks.first:
                 with self.session.write_errors.attempt(self.folder.best.name):
                     save_checkpoint(self.folder.best, self.content)
-
-    def look(self, update: dict[str, float]) -> dict[str, Json]:
-        """The part of an update in the lines of its round; warns of what is wrong with it."""
-        for name, message in self.watch.look(update).items():
-            LOGGER.warning("round %d  %s: %s", self.rounds_done + 1, name, message)
-        return {"update": update, "anomalies": self.watch.active}
 
     def save_round(self, results: Sequence[RoundResult]) -> None:
         """Save what is due after the newest round, which has ended with these hosts."""

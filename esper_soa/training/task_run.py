@@ -35,7 +35,7 @@ from esper_soa.training.metrics import RoundResult
 from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.session import Session
-from esper_soa.training.totals import RunTotals, cut_off
+from esper_soa.training.totals import RunTotals
 from esper_soa.training.verdict import Episode, HostScore, control_text
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
@@ -229,7 +229,8 @@ class TaskRun:
             played = hosts, Round(number, progress, label), self.ranks, record
             results.append(play_control(cfg.control, cfg, self.world, *played))
         self.control = self.score(cfg.control, results)
-        self.control_cut_off = sum(cut_off(result, cfg) for result in results)
+        played_out = len(results) * cfg.envs * cfg.steps
+        self.control_cut_off = played_out - sum(result.env_steps for result in results)
 
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""

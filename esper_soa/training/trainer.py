@@ -112,7 +112,9 @@ def log_round(
 
     seconds: of the update, which tasks have equal parts of.
     """
-    learning = run.look(update)
+    for name, message in run.watch.look(update).items():
+        LOGGER.warning("round %d  %s: %s", run.rounds_done + 1, name, message)
+    learning: dict[str, Json] = {"update": update, "anomalies": run.watch.active}
     lines = []
     for task, one in zip(run.tasks.values(), played, strict=True):
         times = {"collect_seconds": one.seconds, "update_seconds": seconds / len(played)}
