@@ -80,7 +80,7 @@ class Run:
             resume.restore_learner(self.learner, checkpoint_run, path)
         for name, task in self.tasks.items():
             task.restore(checkpoint_run.task(name))
-        self.watch.load_state_dict(checkpoint_run.watch)
+        self.watch = Watch(self.cfg.telemetry.anomaly, checkpoint_run.watch)
         self.best_accuracy = checkpoint_run.best_accuracy
         self.remember()
         done = self.rounds_done
@@ -127,7 +127,7 @@ class Run:
             "tasks": {name: task.content() for name, task in self.tasks.items()},
             "settings": asdict(self.cfg),
             "versions": package_versions(),
-            "watch": self.watch.state_dict(),
+            "watch": asdict(self.watch),
             "best_accuracy": self.best_accuracy,
             "learner": state,
         }
