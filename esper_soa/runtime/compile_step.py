@@ -46,7 +46,7 @@ from esper_soa.vocabulary import HEADS
 LIMIT = 1800  # seconds
 PROOF_ENVS = (1, 7, 64, 300)  # sizes that vectors and blocks of threads end in differently
 PROOF_STEPS = 150
-# Operations that inductor's code rounds or adds up in another order than torch's.
+# Operations that inductor's code rounds otherwise, or adds up in another order, than torch's.
 INEXACT = ("cos", "cumprod", "exp", "log", "log1p", "mean", "pow", "sigmoid", "std", "sum", "tanh")
 EXACT_SUMMANDS = 3  # torch adds as few in their order, as inductor does
 OPTIONS: dict[str, str | bool | int] = {

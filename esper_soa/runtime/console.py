@@ -73,7 +73,7 @@ def safe_stream(stream: TextIO | None) -> SafeStream:
 
 
 def null_stream(reason: str = "") -> SafeStream:
-    """A stream that drops everything; reason: why, where somebody would read it."""
+    """A stream that drops everything; reason: what `lost` says of it."""
     return SafeStream(open(os.devnull, "w", encoding="utf-8"), reason)  # noqa: SIM115
 
 
