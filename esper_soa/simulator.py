@@ -133,9 +133,8 @@ class Simulator:
         legal = self.world.rules.blueprints
         self.joint = actions.JointActions(len(self.slots), legal)
         blueprints = names_by_code(self.world.rules.nets.shape.blueprints)
-        self.names = actions.choice_names(
-            self.slots, blueprints, legal
-        )  # that actions may use, by head
+        # that actions may use, by head
+        self.names = actions.choice_names(self.slots, blueprints, legal)
         self._observed: EnvView | None = None  # what the next action answers; None: reset is due
         self._hosts: HostStates | None = None  # the hosts as they were last measured
 

@@ -102,7 +102,6 @@ def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 
 def _as_integers(tensor: Tensor) -> Tensor:
-    """The bits of each number as an integer."""
     return tensor.view(INTEGERS[tensor.element_size()])
 
 

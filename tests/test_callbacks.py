@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from program import ENVIRONMENT, TINY
@@ -19,11 +20,11 @@ from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.runtime.signals import Interrupted
-from esper_soa.training import callbacks as module
 from esper_soa.training import runs, trainer
 from esper_soa.training.callbacks import Callback, make_callbacks
 from esper_soa.training.final_table import Summary
 from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.running import Run
 from esper_soa.training.session import session
 from esper_soa.training.task_run import TaskRun
 from esper_soa.training.trainer import run_in_session
@@ -98,9 +99,9 @@ def test_all_callbacks_are_closed_where_one_cannot_be() -> None:
 
     first = Listing()
     last = Listing()
-    both = module.Callbacks([first, Broken(), last])
+    task = SimpleNamespace(callbacks=[first, Broken(), last])
     with pytest.raises(OSError, match="no"):
-        both.close()
+        Run.close(SimpleNamespace(tasks={"task": task}))  # type: ignore[arg-type]
     assert first.calls == last.calls == [("close",)]
 
 

@@ -68,21 +68,26 @@ class FlatEnvs:
         self.head_sizes = head_sizes(len(sim.slots), len(sim.world.rules.blueprints))
         # entries of the mask
         self.num_actions = len(sim.joint) if self.joint else sum(self.head_sizes)
-        self.shown: FlatObservation | None = None
+        self._shown: FlatObservation | None = None
+
+    @property
+    def shown(self) -> FlatObservation:
+        """What the next action answers; RuntimeError before `reset`."""
+        if self._shown is None:
+            raise RuntimeError("call reset first")
+        return self._shown
 
     def reset(self, seed: int | None = None) -> tuple[FlatObservation, Info]:
         """Begin the next round, or round 0 of `seed`."""
         observation, info = self.sim.reset(seed)
-        self.shown = self._show(observation, info.masks)
-        return self.shown, info
+        self._shown = self._show(observation, info.masks)
+        return self._shown, info
 
     def step(self, action: Tensor, go_on: bool = True) -> Turn:
         """Carry out actions int64 [N] or [N, 8]. Raises RuntimeError before `reset`.
 
         go_on: begin the next round where the episode is over; else the caller resets.
         """
-        if self.shown is None:
-            raise RuntimeError("call reset first")
         before = self.shown
         observation, reward, terminated, truncated, info = self.sim.step(action)
         over = bool(truncated.all())
@@ -96,7 +101,7 @@ class FlatEnvs:
             initial, fresh = self.sim.reset()
             observation_row = self._show(initial, fresh.masks)
             info = fresh._replace(illegal=info.illegal)
-        self.shown = observation_row
+        self._shown = observation_row
         return Turn(observation_row, last, reward, terminated, truncated & ~terminated, info, over)
 
     def _show(self, observation: Observation, masks: Masks) -> FlatObservation:

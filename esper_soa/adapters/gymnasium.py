@@ -59,6 +59,11 @@ def facts(info: Info) -> Facts:
     }
 
 
+def of_env(batch: dict, env: int = 0) -> dict:
+    """The entries of one env in `arrays` or `facts` of N."""
+    return {name: values[env] for name, values in batch.items()}
+
+
 class GrowthVectorEnv(VectorEnv):
     """N hosts. Where a trajectory ends, the next begins; `final_obs` in info is its last one."""
 
@@ -112,7 +117,7 @@ class GrowthEnv(gymnasium.Env):
         turn = self.continues if seed is None else None
         self.continues = None
         shown, info = self.flat.reset(seed) if turn is None else (turn.shown, turn.info)
-        return _only(arrays(shown)), _only(facts(info))
+        return of_env(arrays(shown)), of_env(facts(info))
 
     def step(self, action: int | np.ndarray) -> tuple[Arrays, float, bool, bool, Facts]:
         """Carry out an action; an illegal one becomes WAIT, and info says so."""
@@ -120,18 +125,12 @@ class GrowthEnv(gymnasium.Env):
         turn = self.flat.step(chosen, go_on=False)
         ended = bool(turn.terminated[0]), bool(turn.truncated[0])
         self.continues = turn if ended[0] and not turn.over else None
-        last = _only(arrays(turn.last))
-        return last, float(turn.reward[0]), *ended, _only(facts(turn.info))
+        last = of_env(arrays(turn.last))
+        return last, float(turn.reward[0]), *ended, of_env(facts(turn.info))
 
     def action_masks(self) -> np.ndarray:
         """bool [K]: what is legal now, as sb3-contrib asks for it. RuntimeError before `reset`."""
-        if self.flat.shown is None:
-            raise RuntimeError("call reset first")
         return self.flat.shown.action_mask[0].cpu().numpy()
-
-
-def _only(batch: dict) -> dict:
-    return {name: values[0] for name, values in batch.items()}
 
 
 for _name in experiments():

@@ -13,14 +13,7 @@ import numpy as np
 import torch
 
 from esper_soa.adapters.flat import flat_envs
-from esper_soa.adapters.gymnasium import (
-    Arrays,
-    Facts,
-    action_space,
-    arrays,
-    facts,
-    observation_space,
-)
+from esper_soa.adapters.gymnasium import action_space, arrays, facts, observation_space, of_env
 from esper_soa.simulator import Value
 
 try:
@@ -44,12 +37,13 @@ class GrowthVecEnv(VecEnv):
         self.waiting: np.ndarray | None = None
         super().__init__(envs, observation_space(self.flat), action_space(self.flat))
 
-    def reset(self) -> Arrays:
+    def reset(self) -> dict[str, np.ndarray]:
         """Begin the next round, or round 0 of the seed that `seed` was given."""
         flat_observation, info = self.flat.reset(self._seeds[0])
         self._reset_seeds()
         self._reset_options()
-        self.reset_infos = _split_by_env(facts(info), self.num_envs)
+        values = facts(info)
+        self.reset_infos = [of_env(values, env) for env in range(self.num_envs)]
         return arrays(flat_observation)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -61,7 +55,7 @@ class GrowthVecEnv(VecEnv):
         """Keep the actions for `step_wait`."""
         self.waiting = actions
 
-    def step_wait(self) -> tuple[Arrays, np.ndarray, np.ndarray, list[dict]]:
+    def step_wait(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[dict]]:
         """Carry out an action per env; an illegal one becomes WAIT, and info says so."""
         if self.waiting is None:
             raise RuntimeError("call step_async first")
@@ -69,11 +63,11 @@ class GrowthVecEnv(VecEnv):
         self.waiting = None
         turn = self.flat.step(torch.as_tensor(np.asarray(actions), device=self.flat.sim.device))
         done = (turn.terminated | turn.truncated).cpu().numpy()
-        infos = _split_by_env(facts(turn.info), self.num_envs)
+        values = facts(turn.info)
+        infos = [of_env(values, env) for env in range(self.num_envs)]
         last = arrays(turn.last) if done.any() else {}
-        for env in np.flatnonzero(done):
-            shown = {name: values[env] for name, values in last.items()}
-            infos[env]["terminal_observation"] = shown
+        for env in np.flatnonzero(done).tolist():
+            infos[env]["terminal_observation"] = of_env(last, env)
             infos[env]["TimeLimit.truncated"] = bool(turn.truncated[env])
         return arrays(turn.shown), turn.reward.float().cpu().numpy(), done, infos
 
@@ -82,8 +76,6 @@ class GrowthVecEnv(VecEnv):
 
     def action_masks(self) -> np.ndarray:
         """bool [N, K]: the actions that are legal now. RuntimeError before `reset`."""
-        if self.flat.shown is None:
-            raise RuntimeError("call reset first")
         return self.flat.shown.action_mask.cpu().numpy()
 
     def env_method(
@@ -117,8 +109,3 @@ class GrowthVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         """False for every wrapper: the envs have none."""
         return [False for _ in self._get_indices(indices)]
-
-
-def _split_by_env(infos_by_key: Facts, num_envs: int) -> list[dict]:
-    columns = {name: np.asarray(values) for name, values in infos_by_key.items()}
-    return [{name: values[env] for name, values in columns.items()} for env in range(num_envs)]

@@ -72,8 +72,6 @@ class TorchRLGrowthEnv(EnvBase):
             self._next_seed = None
             self._over = False
         self._rolled_back = ~all_envs
-        if self.flat.shown is None:
-            raise RuntimeError("there is nothing to go on with")
         return self._to_tensors(self.flat.shown, self._info)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:

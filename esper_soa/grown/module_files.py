@@ -120,7 +120,6 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "") -> dict:
-    """What a file says of a module whose tensors have names that begin with `prefix`."""
     return {"kind": kind, "prefix": prefix, "spec": spec, "sha256": digest(tensors)}
 
 

@@ -86,9 +86,10 @@ def export_hosts(
     sources = [source_of(world.data, env) for env in envs]
     inputs = [source.input_spec() for source in sources]
     hosts = grown_hosts(shape, world.weights, rows, contents, inputs)
-    version = package_versions()["esper-soa"]
     for env, source, host in zip(envs, sources, hosts, strict=True):
-        facts = {
+        scores = (float(part[env]) for part in (states.accuracy, states.loss))
+        accuracy, loss = (None if math.isnan(one) else one for one in scores)
+        own = {
             "task": cfg.task.host_name,
             "round": number,
             "seed": cfg.seed,
@@ -97,10 +98,11 @@ def export_hosts(
             f"test_{source.spec.name}": len(source.test_labels),
             "chosen_by": chosen_by,
             "precision": str(world.rules.nets.precision).removeprefix("torch."),
-            "version": version,
+            "version": package_versions()["esper-soa"],
+            "env": env,
+            "validation_accuracy": accuracy,
+            "validation_loss": loss,
+            "test_accuracy": None,
         }
-        scores = (float(part[env]) for part in (states.accuracy, states.loss))
-        accuracy, loss = (None if math.isnan(one) else one for one in scores)
-        measured = {"validation_accuracy": accuracy, "validation_loss": loss}
-        host.spec.update(facts | {"env": env} | measured | {"test_accuracy": None})
+        host.spec.update(own)
     return hosts

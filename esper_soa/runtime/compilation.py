@@ -7,7 +7,6 @@ otherwise, and every run of the same settings is to have the same numbers.
 
 import os
 import tempfile
-from typing import NamedTuple
 
 import torch
 
@@ -25,17 +24,10 @@ ENV_SECONDS = 7e-6  # saved per env and env-step: passes over memory that are fu
 MIN_SAVING = 2.0  # times COMPILE_SECONDS that must be saved, as machines differ
 
 
-class Compilation(NamedTuple):
-    """Whether the kernels are compiled, and why, in words for logs."""
-
-    wanted: bool
-    reason: str
-
-
 def choose_compilation(
     setting: str, device: torch.device, envs: int, env_steps: int
-) -> Compilation:
-    """What compute.compile (auto, on, off) means for a run on `device`.
+) -> tuple[bool, str]:
+    """Whether kernels are compiled on `device` by compute.compile (auto, on, off), and why.
 
     env_steps: of each env, rounds times env-steps per episode.
     """
@@ -51,7 +43,7 @@ def choose_compilation(
         length_text = f"{env_steps} env-steps of {envs} envs"
         gain = f"saves {f'about {saving:.0f}' if saving >= 1 else 'less than 1'} s in {length_text}"
         reason = f": compiling takes about {COMPILE_SECONDS:.0f} s and {gain}"
-    return Compilation(compile_on, f"{'compiled' if compile_on else 'not compiled'}{reason}")
+    return compile_on, f"{'compiled' if compile_on else 'not compiled'}{reason}"
 
 
 def keep_compiled() -> str:

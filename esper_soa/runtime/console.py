@@ -69,14 +69,12 @@ def safe_stream(stream: TextIO | None) -> SafeStream:
     """`stream` as an outlet; one that was closed before the start (None) is lost already."""
     if isinstance(stream, SafeStream):
         return stream
-    if stream is None:
-        return SafeStream(open(os.devnull, "w", encoding="utf-8"), CLOSED)  # noqa: SIM115
-    return SafeStream(stream)
+    return null_stream(CLOSED) if stream is None else SafeStream(stream)
 
 
-def null_stream() -> SafeStream:
-    """A stream that drops everything."""
-    return SafeStream(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+def null_stream(reason: str = "") -> SafeStream:
+    """A stream that drops everything; reason: what `lost` says of it."""
+    return SafeStream(open(os.devnull, "w", encoding="utf-8"), reason)  # noqa: SIM115
 
 
 @contextmanager

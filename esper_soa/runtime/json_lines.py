@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from esper_soa.runtime.files import LineFile, write_text
+from esper_soa.runtime.files import write_text
 
 Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
@@ -45,14 +45,6 @@ def finite_record(record: Mapping[str, Json]) -> dict[str, Json]:
 def json_line(record: Mapping[str, Json]) -> str:
     """`record` as one line of JSON without the line end."""
     return json.dumps(finite_record(record), allow_nan=False, separators=(",", ":"))
-
-
-class MetricsWriter(LineFile):
-    """Appends records to a file as lines of JSON, so that a killed run keeps all complete lines."""
-
-    def write(self, *records: Mapping[str, Json]) -> None:  # type: ignore[override]
-        """Append `records`; raises OSError where they must wait for room."""
-        super().write(*map(json_line, records))
 
 
 def keep_rounds(path: Path, rounds: int) -> int:

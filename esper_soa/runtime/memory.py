@@ -186,7 +186,7 @@ def check_room(
     """
     free = free_memory(device)
     free = None if free is None else free // processes
-    parts = _largest_first(needs(cfg, device, samples))
+    parts = sorted(needs(cfg, device, samples), key=lambda need: -need.size)
     total = at_once(parts)
     if free is None or total <= free:
         return
@@ -232,15 +232,11 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: EnvRules) -> st
     if kept_bytes:
         others = [need for need in parts if need.during not in (PASSED, UPDATED)]
         parts = [Need(f"the steps of {rules.engine.chosen.name}", kept_bytes, ()), *others]
-    parts = _largest_first(parts)
+    parts = sorted(parts, key=lambda need: -need.size)
     free = free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
     most = f"{parts[0].size / MIB:,.0f} MiB of it for {parts[0].what}"
     return f"at least {at_once(parts) / MIB:,.0f} MiB on {device} ({most}); {rest}"
-
-
-def _largest_first(parts: Sequence[Need]) -> list[Need]:
-    return sorted(parts, key=lambda need: -need.size)
 
 
 @contextmanager

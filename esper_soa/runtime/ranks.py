@@ -7,7 +7,6 @@ Both are a `Reduction`, which is all that env and agent see of them. Which proce
 settled in training/start.py.
 """
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -66,10 +65,6 @@ class Ranks(Reduction):
     def share(self, num_envs: int) -> range:
         """Numbers of the envs of this rank, n of the N of the run."""
         return share_of(num_envs, self.count, self.rank)
-
-    def gather_at_first(self, numbers: Tensor) -> Tensor | None:
-        """On the first rank all N of numbers [n, ...] on the host; None on the others."""
-        return numbers
 
     def from_first(self, find: Callable[[], Value]) -> Value:
         """What `find` gives on the first rank, where alone it is called; nothing on a device."""
@@ -131,21 +126,18 @@ class RankGroup(Ranks):
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
         rows = [part.movedim(dim, 0) for part in parts]
-        flat_rows = torch.cat([row.reshape(len(row), _width(row)).double() for row in rows], dim=1)
+        flat = [row.unsqueeze(1).flatten(1).double() for row in rows]
+        flat_rows = torch.cat(flat, dim=1)
         shares = [share_of(self.num_envs, self.count, rank) for rank in range(self.count)]
         most = flat_rows.new_zeros(len(shares[0]), flat_rows.shape[1])
         most[: len(flat_rows)] = flat_rows
         rooms = zip(self.all_gather(most), shares, strict=True)
         gathered = torch.cat([room[: len(share)] for room, share in rooms])
-        pieces = gathered.split([_width(row) for row in rows], dim=1)
+        pieces = gathered.split([row.shape[1] for row in flat], dim=1)
         return [
             piece.reshape(self.num_envs, *row.shape[1:]).to(row.dtype).movedim(0, dim)
             for piece, row in zip(pieces, rows, strict=True)
         ]
-
-    def gather_at_first(self, numbers: Tensor) -> Tensor | None:
-        parts = self.at_first(numbers)
-        return torch.cat(parts) if parts else None
 
     def from_first(self, find: Callable[[], Value]) -> Value:
         box = [find() if self.first else None]
@@ -205,13 +197,8 @@ class _Total(torch.autograd.Function):
         return gradient, None
 
 
-def _width(rows: Tensor) -> int:
-    return math.prod(rows.shape[1:])
-
-
 @contextmanager
 def _rank_errors() -> Iterator[None]:
-    """Raise RankLostError for errors of torch.distributed."""
     try:
         yield
     except RuntimeError as error:

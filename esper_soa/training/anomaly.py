@@ -45,8 +45,9 @@ class WatchState:
 class Watch(WatchState):
     """Remembers which anomalies last, so that each is reported once, when it begins."""
 
-    def __init__(self, cfg: AnomalyConfig) -> None:
-        super().__init__()
+    def __init__(self, cfg: AnomalyConfig, state: WatchState = WatchState()) -> None:
+        """state: where it goes on."""
+        super().__init__(**asdict(state))
         self.cfg = cfg
 
     def look(self, update: Mapping[str, float]) -> dict[str, str]:
@@ -58,14 +59,6 @@ class Watch(WatchState):
         new = {name: message for name, message in findings.items() if name not in self.active}
         self.active = list(findings)
         return new
-
-    def state_dict(self) -> dict:
-        """A WatchState as plain values."""
-        return asdict(self)
-
-    def load_state_dict(self, state: WatchState) -> None:
-        """Go on where `state` stood."""
-        vars(self).update(asdict(state))
 
     def _skipped(self, update: Mapping[str, float]) -> dict[str, str]:
         """Updates without a step, and numbers that are not finite in those with one."""

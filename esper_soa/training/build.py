@@ -189,11 +189,11 @@ def build_kernels(cfg: TrainConfig, rules: EnvRules, num_envs: int) -> StepKerne
         stored = stored_kernels(rules, num_envs, env_steps, wait=setting == "on")
         if setting == "auto" or stored.record_and_observe is not EAGER.record_and_observe:
             return stored
-    choice = choose_compilation(setting, rules.blueprints.device, cfg.envs, env_steps)
-    kernels = EAGER._replace(reason=choice.reason)
-    if choice.wanted:
-        reason = f"{choice.reason}; {keep_compiled()}"
-        # jobs of a sweep share a process: what one compiled is nothing to the next
-        torch.compiler.reset()
-        kernels = compiled()._replace(reason=reason)
-    return kernels
+    device = rules.blueprints.device
+    wanted, reason = choose_compilation(setting, device, cfg.envs, env_steps)
+    if not wanted:
+        return EAGER._replace(reason=reason)
+    reason = f"{reason}; {keep_compiled()}"
+    # jobs of a sweep share a process: what one compiled is nothing to the next
+    torch.compiler.reset()
+    return compiled()._replace(reason=reason)

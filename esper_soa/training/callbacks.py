@@ -3,7 +3,6 @@ env-steps. Settings name those of esper_soa.lab, which only they import.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -100,34 +99,7 @@ class Callback:
         """Last of all, also for a run that was interrupted."""
 
 
-class Callbacks(Callback):
-    """Several callbacks, called in order; all are closed where one fails."""
-
-    def __init__(self, members: Sequence[Callback]) -> None:
-        self.members = members
-
-    def on_run_start(self, run: "TaskRun") -> None:
-        for one in self.members:
-            one.on_run_start(run)
-
-    def on_round_end(self, run: "TaskRun", metrics: Mapping[str, Json]) -> None:
-        for one in self.members:
-            one.on_round_end(run, metrics)
-
-    def finish(self) -> dict[str, int]:
-        return {name: count for one in self.members for name, count in one.finish().items()}
-
-    def on_run_end(self, run: "TaskRun", summary: "Summary") -> None:
-        for one in self.members:
-            one.on_run_end(run, summary)
-
-    def close(self) -> None:
-        with ExitStack() as stack:
-            for one in reversed(self.members):
-                stack.callback(one.close)
-
-
-def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
+def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> list[Callback]:
     """The callbacks that the settings ask for, and a user's `own`; the report comes last."""
     callbacks = list(own)
     if cfg.track:
@@ -136,7 +108,7 @@ def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
     if cfg.report:
         report = find_in_lab("report", "report=true", "Take report=false")
         callbacks.append(cast(Callback, report()))
-    return Callbacks(callbacks)
+    return callbacks
 
 
 def make_recorder(

@@ -18,7 +18,7 @@ from esper_soa.env.observation import feature_names
 from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
-from esper_soa.nets.model.blueprints import names_by_code, num_codes
+from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.state import Decision, View, select
 from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
 from esper_soa.training.metrics import (
@@ -54,7 +54,6 @@ class EpisodeRunner:
     """One episode of every env in progress."""
 
     def __init__(self, world: World, player: Player, request: Round) -> None:
-        """Fresh hosts of the round."""
         self.env = Env(world, request.profile)
         self.player = player
         self.progress = request.progress
@@ -66,9 +65,8 @@ class EpisodeRunner:
         teacher = player.teacher
         fresh = () if teacher is None else teacher.start(num_envs, world.device)
         self.fresh_teacher = self.teacher_memory = fresh
-        names = names_by_code(world.rules.nets.shape.blueprints)
-        work = world.flop, world.sizes.train_samples, names, world.rules.reward, world.kernels
-        self.metrics = MetricsAccumulator(world.device, num_envs, *work)
+        work = world.sizes.train_samples, world.kernels
+        self.metrics = MetricsAccumulator(world.rules, num_envs, *work)
         self.rollout = _rollout(world, player)
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = request.recorder
@@ -152,8 +150,7 @@ class EpisodeRunner:
             view = env.current_view()
             self.rollout.bootstrap.copy_(self.player.agent.act(view, self.memory)[0].value)
         self.profile.on_phase_end("policy")
-        counts = world.rules.reward.counts
-        result = self.metrics.read(state, counts, world.reduction, world.settings)
+        result = self.metrics.read(state, world.reduction, world.settings)
         self.pending_copy[-1].wait()
         self._report()
         self.recorder.end()

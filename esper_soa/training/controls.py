@@ -102,5 +102,4 @@ def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:
 
 
 def _size(task: TaskConfig, width: int) -> int:
-    """Parameters of the plain host of that width."""
     return host_shape(task.with_width(width), ()).parameters.total

@@ -178,7 +178,9 @@ def evaluate_task(
     data = announce(session, saved.task(run.task.name), world)
     agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
-    with session.progress(total, run.telemetry) as progress, memory_errors(RunMemoryError):
+    shown = run.telemetry.progress, run.telemetry.plain_interval
+    bar = Progress(total, session.console, *shown, after_step=session.check_console)
+    with bar as progress, memory_errors(RunMemoryError):
         played = agents.items()
         scores = {name: score(world, one, cfg.episodes, progress, name) for name, one in played}
     verdicts = judge(scores, cfg)

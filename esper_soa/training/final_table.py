@@ -116,8 +116,7 @@ def write_summary(summary: Summary, path: Path) -> None:
     both = {"grown": summary.grown, "control": summary.control}
     scores = {key: score for key, score in both.items() if score is not None}
     for key, score in scores.items():
-        record[key] |= asdict(score.episodes[-1])
-        record[key] |= {name: getattr(score, name) for name, *_ in (*LOSS_ROWS, *ROWS)}
+        record[key] |= asdict(score.episodes[-1]) | score.figures
     record["configurations"] = [
         {"settings": dict(one)}
         | {key: _configuration(score.part(one)) for key, score in scores.items()}
@@ -139,7 +138,7 @@ def write_summary(summary: Summary, path: Path) -> None:
 
 
 def _configuration(score: HostScore) -> dict[str, float]:
-    return {name: getattr(score, name) for name in CONFIGURATION}
+    return {name: score.figures[name] for name in CONFIGURATION}
 
 
 def write_overview(summaries: Sequence[Summary], path: Path) -> None:
@@ -147,8 +146,8 @@ def write_overview(summaries: Sequence[Summary], path: Path) -> None:
     first = summaries[0]
     seconds = sum(one.speed.seconds for one in summaries)
     env_steps = sum(one.speed.env_steps for one in summaries)
-    scores = [one.grown for one in summaries]
-    grown = {name: fmean(getattr(one, name) for one in scores) for name in CONFIGURATION}
+    figures = [one.grown.figures for one in summaries]
+    grown = {name: fmean(one[name] for one in figures) for name in CONFIGURATION}
     record: dict[str, Json] = {
         "name": first.name,
         "tasks": [one.task for one in summaries],
@@ -163,7 +162,7 @@ def write_overview(summaries: Sequence[Summary], path: Path) -> None:
 
 def final_accuracy(summaries: Sequence[Summary]) -> float:
     """Validation accuracy (percent) of the grown hosts, mean over tasks."""
-    return fmean(one.grown.validation_accuracy for one in summaries)
+    return fmean(one.grown.figures["validation_accuracy"] for one in summaries)
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -195,13 +194,14 @@ def score_table(summary: Summary) -> Table:
     if control is not None:
         table.add_column(control_text(control.name), justify="right")
         table.add_column("difference", justify="right")
-    size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
-    flop_form = ",.3g" if grown.flop < 100 * size else ",.0f"
+    flop = grown.figures["flop"]
+    size, unit = next((pair for pair in FLOP_UNITS if flop >= pair[0]), FLOP_UNITS[-1])
+    flop_form = ",.3g" if flop < 100 * size else ",.0f"
     less = {} if control is None else differences(grown, control)
     for key, title, form in (*LOSS_ROWS, *ROWS) if summary.perplexity else ROWS:
         scale, form = (size, flop_form) if key == "flop" else (1.0, form)
         scores = [grown] if control is None else [grown, control]
-        cells = [format(getattr(score, key) / scale, form) for score in scores]
+        cells = [format(score.figures[key] / scale, form) for score in scores]
         if control is not None:
             cells.append(less.get(key, ""))
         table.add_row(title.format(unit=unit), *cells)
@@ -217,28 +217,30 @@ def configuration_table(summary: Summary) -> Table:
     for title in ("hosts", "test accuracy (%)", *other, "parameters"):
         table.add_column(title, justify="right")
     parts = {one: grown.part(one) for one in grown.configurations}
-    ranked = sorted(parts, key=lambda one: -parts[one].test_accuracy)
+    ranked = sorted(parts, key=lambda one: -parts[one].figures["test_accuracy"])
     for one in ranked[:MOST_ROWS]:
         score = parts[one]
-        cells = [f"{score.test_accuracy:,.2f}"]
+        cells = [f"{score.figures['test_accuracy']:,.2f}"]
         if control is not None:
             beside = control.part(one)
             lead = compare(score, beside).test_accuracy
-            cells += [f"{beside.test_accuracy:,.2f}", lead.text()]
+            cells += [f"{beside.figures['test_accuracy']:,.2f}", lead.text()]
         texts = [value if isinstance(value, str) else f"{value:.4g}" for _, value in one]
         name = " ".join(f"{name}={text}" for (name, _), text in zip(one, texts, strict=True))
-        table.add_row(name, str(len(score.flat("parameters"))), *cells, f"{score.size:,.0f}")
+        count = str(len(score.flat("parameters")))
+        table.add_row(name, count, *cells, f"{score.figures['size']:,.0f}")
     return table
 
 
 def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     """The last cells of the table, by what their rows show."""
     comparison = compare(grown, control)
+    less = {name: figure - control.figures[name] for name, figure in grown.figures.items()}
     return {
         "test_loss": comparison.test_loss.text("+z.4f"),
-        "perplexity": f"x {exponential(grown.test_loss - control.test_loss):.3g}",
+        "perplexity": f"x {exponential(less['test_loss']):.3g}",
         "test_accuracy": comparison.test_accuracy.text(),
-        "best": format(grown.best - control.best, "+,.2f"),
+        "best": format(less["best"], "+,.2f"),
         "net": comparison.net.text(),
         "size": f"x {comparison.parameters:.2f}",
         "flop": f"x {comparison.train_flop:.2f}",

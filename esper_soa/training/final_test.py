@@ -2,8 +2,6 @@
 round.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from esper_soa.env.topology import HostStates
@@ -16,21 +14,14 @@ from esper_soa.vocabulary import RUNNING_STAGES
 AT_ONCE = 256  # test samples of a pass, at least
 
 
-class TestScores(NamedTuple):
-    """How N hosts do on all test samples."""
-
-    accuracies: list[float]  # percent
-    losses: list[float]  # nats, mean over the targets
-
-
 def with_test(world: World, result: RoundResult) -> RoundResult:
     """The result with the test scores of its hosts, whose weights `world` still holds."""
-    scores = measure_test(world, result.hosts)
-    return result._replace(test_accuracies=scores.accuracies, test_losses=scores.losses)
+    accuracies, losses = measure_test(world, result.hosts)
+    return result._replace(test_accuracies=accuracies, test_losses=losses)
 
 
-def measure_test(world: World, hosts: HostStates) -> TestScores:
-    """Scores of N hosts, each with all its seeds on.
+def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[float]]:
+    """Accuracies (percent) and losses (nats, mean over the targets) of N hosts with all seeds on.
 
     hosts: those of all envs of the run as they were last measured. The samples go through in passes
     of as many as a validation pass has, so that an engine which keeps steps has one for both.
@@ -62,5 +53,5 @@ def measure_test(world: World, hosts: HostStates) -> TestScores:
         correct += torch.where(count > 0, right, 0.0)
         loss += torch.where(count > 0, report.loss * count, 0.0)
     total = (order >= 0).sum(-1) * targets
-    every = world.reduction.gather([100.0 * correct / total, loss / total])
-    return TestScores(*(values.tolist() for values in every))
+    accuracies, losses = world.reduction.gather([100.0 * correct / total, loss / total])
+    return accuracies.tolist(), losses.tolist()

@@ -29,7 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from esper_soa.config.errors import RankLostError, UserError, check, one_line
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.runtime.console import KNOWN_ERRORS, safe_streams
-from esper_soa.runtime.device import resolve_device
+from esper_soa.runtime.device import resolve_device, take_device
 from esper_soa.runtime.files import LOGGER, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, signal_handlers
@@ -187,9 +187,8 @@ def main() -> None:
     sys.path[:] = job["path"]
     threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
     rendezvous = f"file://{scratch}/store_{launched.restarts}"
-    fault = scratch / f"fault_{launched.rank}.json"
-    ending = _write_fault(fault, launched.rank)
-    with _dropped_without(job["launcher"], scratch), ending, safe_streams(), quiet_warnings():
+    ending = _end_rank(scratch, launched.rank, job["launcher"])
+    with ending, safe_streams(), quiet_warnings():
         cfg = settings_from_yaml(job["settings"])
         if launched.rank > 0:
             run_silent_rank(cfg, launched, rendezvous)
@@ -212,18 +211,12 @@ def _stop_with(launcher: int) -> None:
 
 
 @contextmanager
-def _dropped_without(launcher: int, scratch: Path) -> Iterator[None]:
-    """Remove the launcher's scratch folder after the context where the launcher is gone."""
-    try:
-        yield
-    finally:
-        if os.getppid() != launcher:
-            rmtree(scratch, ignore_errors=True)
+def _end_rank(scratch: Path, rank: int, launcher: int) -> Iterator[None]:
+    """Write what ends the context early to a file; KNOWN_ERRORS end the process by their status.
 
-
-@contextmanager
-def _write_fault(path: Path, rank: int) -> Iterator[None]:
-    """Write what ends the context early to `path`; KNOWN_ERRORS end the process by their status."""
+    The launcher's scratch folder is removed where the launcher is gone.
+    """
+    path = scratch / f"fault_{rank}.json"
     path.unlink(missing_ok=True)  # of an earlier start
     try:
         yield
@@ -238,8 +231,10 @@ def _write_fault(path: Path, rank: int) -> Iterator[None]:
                 "time": time.time(),
                 "unsaved": error.unsaved if isinstance(error, Interrupted) else "",
             }
-            if path.parent.exists():  # another rank removes it once the launcher is gone
+            if scratch.exists():  # another rank removes it once the launcher is gone
                 write_text(path, json.dumps(fault))
+        if os.getppid() != launcher:
+            rmtree(scratch, ignore_errors=True)
         if known:
             sys.exit(2 if isinstance(error, UserError) else 1)
 
@@ -271,10 +266,9 @@ def run_rank(
     check(cfg.ranks == launched.processes, "ranks", cfg.ranks, allowed)
     check_devices(cfg, launched.local_processes)
     device = resolve_device(cfg.device, launched.local_rank)
+    take_device(device)
     if device.type == "cpu":
         keep_to_cores(launched.local_rank, launched.local_processes)
-    else:
-        torch.cuda.set_device(device)
     if launched.restarts:
         message = "ranks    all %d were started again, for the %d. time"
         LOGGER.warning(message, launched.processes, launched.restarts)

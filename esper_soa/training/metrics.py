@@ -5,6 +5,7 @@ progress bar reads late.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,13 +26,12 @@ from esper_soa.env.outcome import (
 )
 from esper_soa.env.parameters import total_params
 from esper_soa.env.reduction import ALL_ENVS, Reduction
-from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.step import EAGER, EnvView, StepKernels, StepResult
+from esper_soa.env.step import EAGER, EnvRules, EnvView, StepKernels, StepResult
 from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
-from esper_soa.nets.model.flops import TrainingFlop
+from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.json_lines import Json
-from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots, select
-from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
+from esper_soa.state import STATE_FLOAT, EnvState, Slots, select
+from esper_soa.vocabulary import OP_NAMES
 
 LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
 # what the progress bar shows: means over envs, of the episode so far
@@ -87,35 +87,23 @@ class MetricsAccumulator:
     """Sums over the env-steps of a round of `num_envs` envs, on the device."""
 
     def __init__(
-        self,
-        device: torch.device,
-        num_envs: int,
-        costs: TrainingFlop,
-        train_samples: int,
-        names: Sequence[str] = BLUEPRINT_NAMES,
-        reward: RewardSettings | None = None,
-        kernels: StepKernels = EAGER,
+        self, rules: EnvRules, num_envs: int, train_samples: int, kernels: StepKernels = EAGER
     ) -> None:
-        """costs: of training on one image. train_samples: T per env-step. names: of blueprints, by
-        code. reward: what envs are paid by, the package's modes for None.
-        """
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
-
+        """train_samples: T per env-step."""
+        device = rules.blueprints.device
+        zeros = partial(torch.zeros, dtype=STATE_FLOAT, device=device)
+        self.reward = rules.reward
         self.terms_by_name = {name: name for name in TERM_NAMES}
-        if reward is not None and reward.user_name:
-            self.terms_by_name[reward.user_name] = USER_TERM
-        self.split = None if reward is None else reward.split
+        if self.reward.user_name:
+            self.terms_by_name[self.reward.user_name] = USER_TERM
+        self.names = names_by_code(rules.nets.shape.blueprints)
         count = len(OP_NAMES)
         totals = zeros(len(self.terms_by_name)), zeros(count), zeros(count), zeros(1)
-        stats = empty_blueprint_stats(device, len(names))
+        stats = empty_blueprint_stats(device, len(self.names))
         self.sums = Sums(*totals, zeros(num_envs, STABILITY_WINDOW), stats)
         self.env_steps = 0
         self.left_out = zeros(1)  # of these, those of envs whose episode was over
-        self.costs = costs
         self.train_samples = train_samples
-        self.names = names
         self.kernels = kernels
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step
         self.newest: tuple[EnvState, EnvState] | None = None  # before and after the newest actions
@@ -163,19 +151,16 @@ class MetricsAccumulator:
         )
 
     def read(
-        self,
-        state: EnvState,
-        counts: ParameterCounts,
-        reduction: Reduction = ALL_ENVS,
-        settings: EnvSettings = NO_SETTINGS,
+        self, state: EnvState, reduction: Reduction = ALL_ENVS, settings: EnvSettings = NO_SETTINGS
     ) -> RoundResult:
         """One packed copy to the host at the end of a round (`state`), of all envs of the run.
 
         settings: what its envs have of their own.
         """
-        values = _reduce_values(_to_host(self._sums(state, counts)), reduction)
+        values = _reduce_values(_to_host(self._sums(state)), reduction)
         episodes = Outcomes(*values["ended"])
-        modes = [] if self.split is None else self.split.modes(len(episodes.accuracy))
+        split = self.reward.split
+        modes = [] if split is None else split.modes(len(episodes.accuracy))
         seed_counts = episodes._asdict() | {"blended": values["blended"]}
         seeds = {name: int(count.sum()) for name, count in seed_counts.items() if name in COUNTS}
         record = self._record(values, episodes, seeds)
@@ -200,9 +185,9 @@ class MetricsAccumulator:
             settings=settings,
         )
 
-    def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
-        """All numbers of the round, on the device."""
+    def _sums(self, state: EnvState) -> dict[str, Tensor]:
         sums = self.sums
+        counts = self.reward.counts
         totals = state.totals
         signals = state.signals
         hosts = host_states(*(self.newest or (state, state)))
@@ -218,7 +203,7 @@ class MetricsAccumulator:
             "left_out": self.left_out,
             "training": torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
             "parameters": total_params(state.slots, counts),
-            "ended": torch.stack(outcomes(state, sums.rewards, counts, self.costs)),
+            "ended": torch.stack(outcomes(state, sums.rewards, counts, self.reward.flop)),
             "blueprints": torch.stack(sums.blueprints),
             "shapley": self.shapley,
             "flop": self.train_samples * totals.train_flop,
@@ -248,12 +233,6 @@ class MetricsAccumulator:
             "ops_successful": dict(zip(OP_NAMES, stats["successes"].tolist(), strict=True)),
             "alpha_rows": float(stats["rows"]) / float(stats["env_steps"] - stats["left_out"]),
         }
-
-
-def per_env(settings: EnvSettings) -> list[dict[str, float | str]]:
-    """What each env has of its own, by dotted name."""
-    rows = zip(*settings.values(), strict=True)
-    return [dict(zip(settings, values, strict=True)) for values in rows]
 
 
 def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:
@@ -311,13 +290,12 @@ def episode_records(
     if modes:
         columns["reward_mode"] = modes
     if settings:
-        columns["settings"] = per_env(settings)
+        rows = zip(*settings.values(), strict=True)
+        columns["settings"] = [dict(zip(settings, values, strict=True)) for values in rows]
     return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
 
 
-def blueprint_record(
-    stats: BlueprintStats, names: Sequence[str] = BLUEPRINT_NAMES
-) -> dict[str, Json]:
+def blueprint_record(stats: BlueprintStats, names: Sequence[str]) -> dict[str, Json]:
     """Counts and means of each blueprint that was born or ended; a mean of nothing is None."""
     counts = {key: getattr(stats, key).tolist() for key in BLUEPRINT_COUNTS}
     means = {key: mean.tolist() for key, mean in stats.means().items()}

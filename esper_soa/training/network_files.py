@@ -19,9 +19,10 @@ from esper_soa.grown.build import GrownHost
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.grown.networks import add_test_accuracy, export_hosts
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.runtime.files import LOGGER, WriteErrors
-from esper_soa.runtime.ranks import ALONE, Ranks
-from esper_soa.training.run_folder import RunFolder, rounds_of
+from esper_soa.runtime.files import LOGGER
+from esper_soa.runtime.ranks import Ranks
+from esper_soa.training.run_folder import rounds_of
+from esper_soa.training.session import Session
 
 BEST = "networks/best"  # what files are called that could not be written
 HOSTS = "networks/hosts"
@@ -31,23 +32,14 @@ CHOSEN_BY = "validation_accuracy"  # entry of a spec that the best host is highe
 class NetworkFiles:
     """Writes the folder. A best host that cannot be written waits for the next round."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        write_errors: WriteErrors,
-        cfg: TrainConfig,
-        world: World,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        """At the start of a run: no host has been seen."""
-        self.folder = folder
-        self.write_errors = write_errors
+    def __init__(self, cfg: TrainConfig, session: Session, world: World, ranks: Ranks) -> None:
+        self.folder = session.folder
+        self.write_errors = session.write_errors
         self.cfg = cfg
         self.world = world
         self.ranks = ranks
         self.best: dict | None = None  # spec of the best host so far
         self.unsaved: GrownHost | None = None  # it, where it is not written yet
-        self.newest: tuple[HostStates, int] | None = None  # the last round, and its number
 
     def truncate(self, rounds: int) -> None:
         """Resume after `rounds` rounds: drop later files, and find the best host of that time."""
@@ -75,7 +67,6 @@ class NetworkFiles:
         earlier, then the lower env. A host that was rolled back at its last env-step has no
         accuracy, and is never the best.
         """
-        self.newest = states, number
         accuracies = states.accuracy.nan_to_num(nan=-math.inf).tolist()
         highest = max(accuracies)
         if highest > -math.inf and (self.best is None or highest >= self.best[CHOSEN_BY]):
@@ -90,11 +81,8 @@ class NetworkFiles:
                 save(self.unsaved.network(), self._path("best", self.unsaved.spec["round"]))
                 self.unsaved = None
 
-    def save_hosts(self) -> None:
-        """Write all hosts of the newest round, as long as they are what they were then."""
-        if self.newest is None:
-            return
-        states, number = self.newest
+    def save_hosts(self, states: HostStates, number: int) -> None:
+        """Write all hosts of round `number` (from 1), as long as they are what they were then."""
         parts = self.ranks.at_first(self.local_hosts(states, number, range(len(states.accuracy))))
         if self.ranks.first:
             with self.write_errors.attempt(HOSTS):

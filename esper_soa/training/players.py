@@ -58,7 +58,6 @@ def build_players(cfgs: Sequence[TrainConfig], worlds: Sequence[World]) -> list[
 
 
 def _teacher(cfg: TrainConfig) -> Agent | None:
-    """Whom rounds of imitation follow, where there are any."""
     imitation = cfg.policy.imitation
     if not imitation.rounds:
         return None
@@ -196,7 +195,6 @@ def load_pretrained(
 
 
 def _of_run(init: str, saved: SavedRun) -> Pretrained:
-    """The policy of a run's checkpoint."""
     settings = flat_settings(saved.settings)
     if saved.learner is None:
         name = settings.get("policy.name")

@@ -117,8 +117,6 @@ class Progress:
 
 
 class _Bar(RichProgress):
-    """The bar of a Progress, and what it has below."""
-
     def __init__(self, console: Console, progress: Progress) -> None:
         self._owner = progress
         super().__init__(

@@ -113,26 +113,6 @@ def _restore(part: Learner | RecurrentPolicy, state: object, name: str, label: s
     part.load_state_dict(cast(dict, state))
 
 
-def task_content(progress: RunTotals, data: BatchSource) -> dict:
-    """The part of a task in a checkpoint, see SavedTask."""
-    source = {"name": data.name, "source": data.source, "identity": data.identity}
-    return {"progress": asdict(progress), "data": source}
-
-
-def run_content(
-    tasks: dict[str, dict], cfg: TrainConfig, watch: dict, best: float, learner: dict | None
-) -> dict:
-    """What `read_run` reads back; tasks: `task_content` of each; tensors are held, not copied."""
-    return {
-        "tasks": tasks,
-        "settings": asdict(cfg),
-        "versions": package_versions(),
-        "watch": watch,
-        "best_accuracy": best,
-        "learner": learner,
-    }
-
-
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, str]:
     """Settings that differ, as "old -> new" by name; one that was not there had today's default."""
     before = flat_settings(old)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
 
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
@@ -132,51 +131,42 @@ def dated_folders(parent: Path, prefix: str = "") -> list[Path]:
 class Claim:
     """The lock of a run folder, which the processes of one run share; a killed process lets go."""
 
-    def __init__(self, folder: Path) -> None:
-        self.name = ".lock"
-        self._path = folder / self.name
-        self._file: TextIO | None = None
-
-    def take(self, shared: bool = False) -> None:
+    def __init__(self, folder: Path, shared: bool = False) -> None:
         """Lock the folder; shared: together with the process that started this one.
 
         Raises BlockingIOError where another run has locked it, OSError where it cannot be written.
         """
-        file = self._path.open("a")
+        self._path = folder / ".lock"
+        self._file = self._path.open("a")
         try:
             if not shared:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            file.close()
+            self.release()
             raise
-        self.release()
-        self._file = file
 
     def check(self) -> None:
         """Raise IncompleteError where somebody has deleted the lock, so that others may enter."""
-        if self._file is None or not os.fstat(self._file.fileno()).st_nlink:
-            why = f"{self.name} was deleted, so another run may enter; this run stops"
+        if not os.fstat(self._file.fileno()).st_nlink:
+            why = f"{self._path.name} was deleted, so another run may enter; this run stops"
             raise IncompleteError(f"{self._path.parent}: {why}")
 
     def release(self) -> None:
         """Let others lock the folder."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
 
 @contextmanager
 def lock_folder(folder: RunFolder, shared: bool = False) -> Iterator[Claim]:
     """Keep other processes out of the folder while the context lasts.
 
-    shared: see Claim.take. What killed processes left half written is removed, and what this one
+    shared: see Claim. What killed processes left half written is removed, and what this one
     does. Raises UserError where another process writes to the folder, and where nobody can. Nothing
     else in a folder may be written before it is claimed.
     """
-    claim = Claim(folder.path)
     try:
-        claim.take(shared)
+        claim = Claim(folder.path, shared)
     except BlockingIOError as error:
         raise UserError(f"run_dir={folder.path}: another process is writing to this run") from error
     except OSError as error:

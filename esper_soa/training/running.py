@@ -1,31 +1,33 @@
 """A run in progress: its tasks, the policy that plays them all, and its checkpoints."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from signal import Signals
 from statistics import fmean
 
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.settings import TrainConfig, settings_yaml
-from esper_soa.runtime.device import apply_threads, resolve_device, take_device
-from esper_soa.runtime.json_lines import Json
+from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import STOPPING, Interrupted
+from esper_soa.runtime.versions import package_versions
 from esper_soa.training import resume
 from esper_soa.training.anomaly import Watch
 from esper_soa.training.build import build_worlds, world_facts
 from esper_soa.training.callbacks import Callback
+from esper_soa.training.checkpoint import save_checkpoint
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.output import Checkpoints
 from esper_soa.training.players import build_players
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER
-from esper_soa.training.run_folder import RunFolder, write_config, write_versions
+from esper_soa.training.run_folder import rounds_of, write_config, write_versions
 from esper_soa.training.session import Session
 from esper_soa.training.task_run import TaskRun
+
+NEWEST = "the newest checkpoint"  # its name in messages
 
 
 class Run:
@@ -42,9 +44,9 @@ class Run:
         """Build a run at its start; resumed: `restore` comes next, so policy.init is not read."""
         self.device = resolve_device(cfg.device, ranks.local_rank)
         apply_threads(cfg.compute.threads)
-        take_device(self.device)
         self.cfg = cfg
         self.session = session
+        self.folder = session.folder  # paths of the files of the run
         self.ranks = ranks
         by_task = cfg.by_task
         own = [
@@ -62,13 +64,8 @@ class Run:
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.best_accuracy = -math.inf  # as of SavedRun
-        self.checkpoints = Checkpoints(cfg, session, ranks)
+        self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.remember()
-
-    @property
-    def folder(self) -> RunFolder:
-        """Paths of the files of the run."""
-        return self.session.folder
 
     @property
     def rounds_done(self) -> int:
@@ -83,7 +80,7 @@ class Run:
             resume.restore_learner(self.learner, checkpoint_run, path)
         for name, task in self.tasks.items():
             task.restore(checkpoint_run.task(name))
-        self.watch.load_state_dict(checkpoint_run.watch)
+        self.watch = Watch(self.cfg.telemetry.anomaly, checkpoint_run.watch)
         self.best_accuracy = checkpoint_run.best_accuracy
         self.remember()
         done = self.rounds_done
@@ -106,7 +103,7 @@ class Run:
         if self.ranks.first:
             resume.drop_checkpoints(self.folder, rounds)
         for task in self.tasks.values():
-            task.output.truncate(rounds)
+            task.truncate(rounds)
 
     def write_records(self) -> None:
         """Write versions.json, and what else the folder of each of several tasks begins with."""
@@ -118,56 +115,71 @@ class Run:
                 write_versions(self.folder, str(self.device), {"tasks": facts})
 
     def remember(self) -> None:
-        """Take the content of a checkpoint of this moment; what changes in place is copied."""
+        """Take the content of a checkpoint of this moment (SavedRun); what changes is copied."""
         learner = self.learner
         state = None
         if learner is not None:
             weights = learner.policy.state_dict()
             copies = {name: weight.clone() for name, weight in weights.items()}
             state = learner.state_dict() | {"policy": copies}
-        every = self.tasks.items()
-        tasks = {name: resume.task_content(one.totals, one.world.data) for name, one in every}
-        reached = self.watch.state_dict(), self.best_accuracy, state
-        self.checkpoints.rounds = self.rounds_done
-        self.checkpoints.content = resume.run_content(tasks, self.cfg, *reached)
+        self.rounds_held = self.rounds_done
+        self.content = {
+            "tasks": {name: task.content() for name, task in self.tasks.items()},
+            "settings": asdict(self.cfg),
+            "versions": package_versions(),
+            "watch": asdict(self.watch),
+            "best_accuracy": self.best_accuracy,
+            "learner": state,
+        }
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Open the recorders and the files of lines for the rounds in the context."""
+    def close_files(self) -> None:
+        """Close the recorders and the files of lines, once all rounds are played."""
         with ExitStack() as stack:
             for task in self.tasks.values():
-                stack.enter_context(task.output.open())
-            yield
+                for file in task.lines.values():
+                    stack.callback(file.close)
+                stack.callback(task.recorder.close)
 
     def save_best(self, results: Sequence[RoundResult]) -> None:
         """Save the policy, before its update, where its round has the best mean over tasks."""
         accuracy = fmean(math.fsum(one.accuracies) / len(one.accuracies) for one in results)
         if self.learner is not None and accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
-            self.checkpoints.save_best()
-
-    def look(self, update: dict[str, float]) -> dict[str, Json]:
-        """The part of an update in the lines of its round; warns of what is wrong with it."""
-        for name, message in self.watch.look(update).items():
-            LOGGER.warning("round %d  %s: %s", self.rounds_done + 1, name, message)
-        return {"update": update, "anomalies": self.watch.active}
+            if self.ranks.first:
+                with self.session.write_errors.attempt(self.folder.best.name):
+                    save_checkpoint(self.folder.best, self.content)
 
     def save_round(self, results: Sequence[RoundResult]) -> None:
         """Save what is due after the newest round, which has ended with these hosts."""
         number = self.rounds_done
         every = self.cfg.checkpoint_every
         due = bool(every) and number % every == 0
-        outputs = [task.output for task in self.tasks.values()]
-        for output, result in zip(outputs, results, strict=True):
-            output.save_networks(number, result.hosts, due)
+        for task, result in zip(self.tasks.values(), results, strict=True):
+            task.networks.save_best(result.hosts, number)
+            if due or number == self.cfg.rounds:
+                task.networks.save_hosts(result.hosts, number)
         if due:
             self.save()
-        for output in outputs:
-            output.look_for_files()
+        for task in self.tasks.values():
+            task.look_for_files()
 
     def save(self) -> None:
-        """Save the checkpoint of the rounds done, once."""
-        self.checkpoints.save([task.output for task in self.tasks.values()])
+        """Save the checkpoint of the rounds done, once, and drop what is too old, tasks' files too.
+
+        A full disk costs the checkpoint, not the run; older ones stay.
+        """
+        if self.saved == self.rounds_held or not self.ranks.first:
+            return
+        for task in self.tasks.values():
+            task.recorder.flush()
+        with self.session.write_errors.attempt(NEWEST):
+            save_checkpoint(self.folder.checkpoint(self.rounds_held), self.content)
+            self.saved = self.rounds_held
+            for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
+                old.unlink(missing_ok=True)
+            oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
+            for task in self.tasks.values():
+                task.networks.remove_old_files(oldest)
 
     def handle_signals(self) -> None:
         """Do what signals ask for, between two env-steps; raises Interrupted to stop.
@@ -177,12 +189,11 @@ class Run:
         """
         self.session.check_console()
         requests = self.session.requests
-        done = self.checkpoints.rounds
         for number in requests.waiting():
             self.save()
             stop = Interrupted(number, str(self.session.write_errors))
             resume_text = f"Go on with resume={self.folder.path}"
-            rounds_text = f"{done} of {self.cfg.rounds} rounds are saved. {resume_text}"
+            rounds_text = f"{self.rounds_held} of {self.cfg.rounds} rounds are saved. {resume_text}"
             LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or rounds_text)
             if not requests.handle(number) and number in STOPPING:
                 raise stop
@@ -191,4 +202,5 @@ class Run:
         """Close the callbacks of all tasks."""
         with ExitStack() as stack:
             for task in self.tasks.values():
-                stack.callback(task.output.callbacks.close)
+                for callback in reversed(task.callbacks):
+                    stack.callback(callback.close)

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -15,11 +15,10 @@ from typing import TextIO, cast
 from rich.console import Console
 
 from esper_soa.config.errors import PrunedError, RankLostError, UserError
-from esper_soa.config.settings import TelemetryConfig
 from esper_soa.runtime.console import null_stream, safe_stream
 from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, WriteErrors, reason_of
 from esper_soa.runtime.signals import Interrupted, Requests
-from esper_soa.training.progress import ON_CONSOLE, Progress, say
+from esper_soa.training.progress import ON_CONSOLE, say
 from esper_soa.training.run_folder import Claim, RunFolder, lock_folder
 
 
@@ -100,19 +99,6 @@ class Session:
             elif error is not None and not isinstance(error, UserError):
                 LOGGER.debug("ended by an error", exc_info=error)
             LOGGER.removeHandler(self.log)
-
-    def progress(
-        self,
-        total: int,
-        telemetry: TelemetryConfig,
-        done: int = 0,
-        after_step: Callable[[], None] | None = None,
-    ) -> Progress:
-        """What shows `total` env-steps on the console, as the settings say."""
-        check = after_step or self.check_console
-        style = telemetry.progress
-        interval = telemetry.plain_interval
-        return Progress(total, self.console, style, interval, done=done, after_step=check)
 
     def check_console(self) -> None:
         """Say in the log, once, that nobody reads the console any more."""

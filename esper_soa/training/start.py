@@ -9,7 +9,7 @@ tells it in its environment. Needs no torch.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,9 +18,7 @@ from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.training import run_folder
-
-if TYPE_CHECKING:
-    from esper_soa.training.session import Session
+from esper_soa.training.session import Session
 
 POLICIES = Path(__file__).resolve().parents[1] / "agent" / "policies"  # those that ship
 SUFFIX = ".policy"  # beside each lies its card, NAME.md
@@ -87,7 +85,7 @@ def make_run_folder(settings: TrainConfig, run_dir: str) -> run_folder.RunFolder
     return run_folder.writable(user_path("run_dir", run_dir) if run_dir else own, "run_dir")
 
 
-def begin_run(session: "Session", settings: TrainConfig, overrides: Sequence[str]) -> Path | None:
+def begin_run(session: Session, settings: TrainConfig, overrides: Sequence[str]) -> Path | None:
     """The checkpoint to go on from in the session's folder; None for a new run.
 
     Writes config.yaml and overrides.txt of a new run; a resumed run writes its own once the

@@ -1,4 +1,7 @@
-"""A task of a run in progress: its hosts, what their rounds add up to, and what is written."""
+"""A task of a run in progress: its hosts, what their rounds add up to, and the files of its folder.
+
+Only the first rank writes. What cannot be written is noted, and the run continues.
+"""
 
 import math
 import time
@@ -7,9 +10,6 @@ from dataclasses import asdict
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from operator import sub
-from typing import NamedTuple
-
-import torch
 
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.registry import is_reference
@@ -20,39 +20,24 @@ from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import device_name, layout_in_words
-from esper_soa.runtime.json_lines import Json
+from esper_soa.runtime.files import DELETED, LineFile
+from esper_soa.runtime.json_lines import Json, json_line
 from esper_soa.runtime.memory import plan_in_words
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.training import resume, run_folder
 from esper_soa.training.build import world_facts
-from esper_soa.training.callbacks import Callback, make_recorder
+from esper_soa.training.callbacks import Callback, make_callbacks, make_recorder
 from esper_soa.training.collect import Player, Round
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
 from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.output import TaskOutput
+from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.session import Session
-from esper_soa.training.totals import RunTotals, cut_off
+from esper_soa.training.totals import RunTotals
 from esper_soa.training.verdict import Episode, HostScore, control_text
 from esper_soa.vocabulary import NUM_BLUEPRINTS
-
-
-class Origin(NamedTuple):
-    """Where this process began with the task."""
-
-    clock: float  # time.monotonic() at the start of the session
-    place: str = ""  # the device in words
-    rounds: int = 0  # that earlier processes did
-    env_steps: int = 0  # of all envs, in these
-
-
-class Control(NamedTuple):
-    """What the control reached."""
-
-    score: HostScore
-    cut_off: int  # env-steps that were not simulated, as episodes had ended early
 
 
 class TaskRun:
@@ -67,45 +52,61 @@ class TaskRun:
         ranks: Ranks,
         callbacks: Sequence[Callback],
     ) -> None:
-        """At its start. cfg: as if the task were alone; session: in the folder of the task."""
+        """At its start. cfg: as if the task were alone; session: in the folder of the task.
+
+        callbacks: those beside the settings' own.
+        """
         self.cfg = cfg
         self.session = session
+        self.folder = session.folder  # paths of the files of the task
         self.world = world
         self.player = player
         self.ranks = ranks
         self.totals = RunTotals()
-        self.control: Control | None = None
-        self.output = TaskOutput(cfg, session, world, ranks, callbacks)
+        self.rounds_before = 0  # that earlier processes did
+        self.env_steps_before = 0  # of all envs, in these
+        self.control: HostScore | None = None
+        self.control_cut_off = 0  # env-steps that it did not play, as episodes had ended early
+        self.networks = NetworkFiles(cfg, session, world, ranks)
+        self.callbacks = make_callbacks(cfg, callbacks)
+        self.recorder = make_recorder(cfg, world, session, ranks)
+        self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
+        writes_lines = cfg.telemetry.level != "off" and ranks.first
+        paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
+        self.lines = {path.name: LineFile(path) for path in paths}
+        self._seen = set[str]()  # names of files of this run
         nets = world.rules.nets
-        self.origin = Origin(session.begin, device_name(self.device, nets.workers, nets.precision))
-
-    @property
-    def folder(self) -> run_folder.RunFolder:
-        """Paths of the files of the task."""
-        return self.session.folder
-
-    @property
-    def device(self) -> torch.device:
-        """The device of hosts and policy."""
-        return self.world.device
+        self.place = device_name(world.device, nets.workers, nets.precision)  # in words
 
     def begin(self) -> None:
         """Begin afresh; UserError where the folder of the task holds results already."""
         if self.session.part:
             run_folder.open_run_folder(str(self.folder.path), self.cfg.name)
-        self.output.networks.truncate(0)
+        self.networks.truncate(0)
+
+    def truncate(self, rounds: int) -> None:
+        """Drop what later rounds wrote; raises UserError where the folder cannot be written."""
+        if self.ranks.first:
+            resume.cut_back(self.folder, rounds, self.recorder)
+        self.networks.truncate(rounds)
 
     def restore(self, saved: resume.SavedTask) -> None:
         """Continue after the rounds of `saved`."""
         self.totals = saved.progress
-        done = self.totals.rounds_done
-        self.origin = self.origin._replace(rounds=done, env_steps=self.totals.env_steps(self.cfg))
+        self.rounds_before = self.totals.rounds_done
+        self.env_steps_before = self.totals.env_steps(self.cfg)
+
+    def content(self) -> dict:
+        """The part of the task in a checkpoint, see SavedTask."""
+        data = self.world.data
+        source = {"name": data.name, "source": data.source, "identity": data.identity}
+        return {"progress": asdict(self.totals), "data": source}
 
     def write_records(self) -> None:
         """Write versions.json, and config.yaml where the folder is of this task alone."""
         write_errors = self.session.write_errors
         with write_errors.attempt(self.folder.versions.name):
-            run_folder.write_versions(self.folder, self.origin.place, world_facts(self.world))
+            run_folder.write_versions(self.folder, self.place, world_facts(self.world))
         if self.session.part:
             with write_errors.attempt(self.folder.config.name):
                 run_folder.write_config(self.folder, settings_yaml(self.cfg))
@@ -139,12 +140,12 @@ class TaskRun:
         for one in shape.blueprints:
             if one.code >= NUM_BLUEPRINTS:
                 LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
-        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
+        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.place)
         minibatches = cfg.policy.ppo.minibatches
         if cfg.policy.name == "ppo" and minibatches > cfg.envs:
             numbers = f"policy.ppo.minibatches={minibatches} is more than envs={cfg.envs}"
             LOGGER.warning("policy   %s: one minibatch per env", numbers)
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.world.device, rules))
         self.log_details()
 
     def log_details(self) -> None:
@@ -153,14 +154,15 @@ class TaskRun:
         nets = self.world.rules.nets
         engine = self.world.rules.engine.chosen
         replay = self.world.kernels.replay
+        device = self.world.device
         samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
         each = f"of every host per env-step, in batches of {cfg.batch_size}"
         work = f"T={cfg.train_samples} training and {samples} {each}"
         for note in self.world.data.notes:
             LOGGER.debug("data     %s", note)
         LOGGER.debug("work     %s", work)
-        LOGGER.debug("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        precision = choose_precision(self.cfg.compute.precision, self.device)
+        LOGGER.debug("compute  %s", layout_in_words(device, nets.workers, nets.env_chunk))
+        precision = choose_precision(cfg.compute.precision, device)
         LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
         LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
         for obstacle in engine.tried:
@@ -170,14 +172,15 @@ class TaskRun:
         for left_out in replay.left_out:
             LOGGER.warning("graphs   %s", left_out)
 
-    def count(
+    def log(
         self, result: RoundResult, seconds: dict[str, float], learning: dict[str, Json]
-    ) -> tuple[dict[str, Json], list[dict[str, Json]]]:
-        """Count a round; returns its lines for metrics.jsonl and episodes.jsonl.
+    ) -> dict[str, Json]:
+        """Count a round, and append its lines to episodes.jsonl and metrics.jsonl; returns that of
+        metrics.jsonl.
 
         seconds: collect_seconds and update_seconds; learning: diagnostics and anomalies. The hosts
         of a round that the final table is of are measured on the test images, which counts for
-        neither.
+        neither. Raises IncompleteError where the folder is open to another run.
         """
         totals = self.totals
         if totals.rounds_done >= self.cfg.rounds - self.cfg.control_rounds:
@@ -193,8 +196,25 @@ class TaskRun:
             **seconds,
             **learning,
         }
-        numbered = enumerate(result.episodes)
-        return metrics, [{"round": number, "env": env} | episode for env, episode in numbered]
+        episodes = [{"round": number, "env": env} | one for env, one in enumerate(result.episodes)]
+        self.look_for_files()
+        for (name, file), records in zip(self.lines.items(), (episodes, [metrics]), strict=False):
+            with self.session.write_errors.attempt(name):
+                file.write(*map(json_line, records))
+                file.sync()
+        return metrics
+
+    def look_for_files(self) -> None:
+        """Note which files of this run somebody has deleted."""
+        if self.session.claim is None:
+            return
+        self.session.claim.check()
+        folder = self.folder
+        written = [folder.config, folder.versions, folder.networks, folder.best]
+        there = {path.name for path in written if path.exists()}
+        for name in sorted(self._seen - there):
+            self.session.write_errors.note(name, DELETED)
+        self._seen = there
 
     def play_control(self, progress: Progress) -> None:
         """Play the last rounds with the control, where there is one."""
@@ -208,8 +228,9 @@ class TaskRun:
         for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent)):
             played = hosts, Round(number, progress, label), self.ranks, record
             results.append(play_control(cfg.control, cfg, self.world, *played))
-        missing = sum(cut_off(result, cfg) for result in results)
-        self.control = Control(self.score(cfg.control, results), missing)
+        self.control = self.score(cfg.control, results)
+        played_out = len(results) * cfg.envs * cfg.steps
+        self.control_cut_off = played_out - sum(result.env_steps for result in results)
 
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
@@ -227,7 +248,7 @@ class TaskRun:
         """The record of the final table and of summary.json."""
         cfg = self.cfg
         totals = self.totals
-        recorder = self.output.recorder
+        recorder = self.recorder
         env_steps = totals.env_steps(cfg)
         rows = totals.alpha_rows / totals.rounds_done
         dropped = {"tables": recorder.dropped} if recorder.dropped else {}
@@ -236,30 +257,30 @@ class TaskRun:
             task=cfg.task.host_name,
             policy=cfg.policy.name,
             data=f"{self.world.data.name} ({self.world.data.source})",
-            device=self.origin.place,
+            device=self.place,
             envs=cfg.envs,
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, totals.recent),
-            control=self.control.score if self.control else None,
+            control=self.control,
             perplexity=self.world.data.spec.perplexity,
             test_images=len(self.world.data.test_labels),
             validation_images=len(self.world.data.val_labels),
             seeds={name: totals.seeds[name] for name in SEEDS},
             reward=sum(totals.rewards) / len(totals.rewards),
             speed=Speed(env_steps, totals.seconds, cfg.train_samples, cfg.val_samples, rows),
-            wall_seconds=time.monotonic() - self.origin.clock,
+            wall_seconds=time.monotonic() - self.session.begin,
             pareto=totals.pareto(),
             rollbacks=totals.seeds.get("rollbacks", 0),
-            rounds_before=self.origin.rounds,
-            env_steps_before=self.origin.env_steps,
-            control_cut_off=self.control.cut_off if self.control else 0,
+            rounds_before=self.rounds_before,
+            env_steps_before=self.env_steps_before,
+            control_cut_off=self.control_cut_off,
             samples=self.world.data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={
                 "level": cfg.telemetry.level,
                 "env_steps": recorder.env_steps,
-                "dropped": dropped | self.output.lost,
+                "dropped": dropped | self.lost,
             },
         )
 

@@ -31,11 +31,9 @@ class FinalHosts:
         """The hosts of a round."""
         blueprint, blend, alpha = (part.tolist() for part in result.topology)
         sizes = result.parameters, result.train_flop
-        made = cls(result.accuracies, *sizes, blueprint, blend, alpha)
-        made.test_accuracies = list(result.test_accuracies)
-        made.test_losses = list(result.test_losses)
-        made.settings = {name: list(values) for name, values in result.settings.items()}
-        return made
+        tested = list(result.test_accuracies), list(result.test_losses)
+        settings = {name: list(values) for name, values in result.settings.items()}
+        return cls(result.accuracies, *sizes, blueprint, blend, alpha, *tested, settings)
 
     @property
     def topology(self) -> Topology:
@@ -63,7 +61,7 @@ class RunTotals:
     def add(self, result: RoundResult, seconds: float, cfg: TrainConfig) -> None:
         """Add a round; seconds: of collecting and updating."""
         self.rounds_done += 1
-        self.cut_off += cut_off(result, cfg)
+        self.cut_off += cfg.envs * cfg.steps - result.env_steps
         self.seconds += seconds
         self.alpha_rows += result.alpha_rows
         self.seeds = {name: self.seeds.get(name, 0) + count for name, count in result.seeds.items()}
@@ -80,8 +78,3 @@ class RunTotals:
         """The trade-offs that the run has found so far."""
         front = torch.tensor(self.front, dtype=STATE_FLOAT).view(-1, 3)
         return Pareto(len(front), float(hypervolume(front[:, 0], front[:, 2])))
-
-
-def cut_off(result: RoundResult, cfg: TrainConfig) -> int:
-    """Env-steps of a round that were not simulated, as episodes had ended early."""
-    return cfg.envs * cfg.steps - result.env_steps

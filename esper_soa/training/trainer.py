@@ -7,7 +7,7 @@ start.
 
 import time
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,9 +37,11 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
     Yields the number of rounds done after every round. Raises RunMemoryError where memory runs out.
     """
     tasks = run.tasks.values()
-    with memory_errors(errors.RunMemoryError), progress_bar(run) as progress, run.open():
+    with memory_errors(errors.RunMemoryError), progress_bar(run) as progress, ExitStack() as files:
+        files.callback(run.close_files)
         for task in tasks:
-            task.output.callbacks.on_run_start(task)
+            for callback in task.callbacks:
+                callback.on_run_start(task)
         for number in range(run.rounds_done, run.cfg.rounds):
             # Collect: an episode of every env, one task after the other.
             played = [collect(run, task, number, progress) for task in tasks]
@@ -61,14 +63,16 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             # Save.
             run.save_round([one.result for one in played])
             for task, metrics in zip(tasks, lines, strict=True):
-                task.output.callbacks.on_round_end(task, metrics)
+                for callback in task.callbacks:
+                    callback.on_round_end(task, metrics)
             run.handle_signals()
             yield number + 1
         run.save()
         for task in tasks:
-            task.output.networks.measure_best()
+            task.networks.measure_best()
             task.play_control(progress)
-            task.output.lost = task.output.callbacks.finish()
+            for callback in task.callbacks:
+                task.lost |= callback.finish()
 
 
 class Collected(NamedTuple):
@@ -83,11 +87,11 @@ def collect(run: Run, task: TaskRun, number: int, progress: Progress) -> Collect
     """Play round `number`, from 0, of a task."""
     begin = time.monotonic()
     run.profile.on_phase_end("files")
-    progress.below = task.output.recorder.table
+    progress.below = task.recorder.table
     label = task.label(f"round {number + 1}/{run.cfg.rounds}")
     imitates = number < run.cfg.policy.imitation.rounds
     player = task.player if imitates else task.player._replace(teacher=None)
-    request = Round(number, progress, label, run.profile, None, task.output.recorder)
+    request = Round(number, progress, label, run.profile, None, task.recorder)
     result, rollout = play_round(task.world, player, request)
     return Collected(result, rollout, time.monotonic() - begin)
 
@@ -108,13 +112,13 @@ def log_round(
 
     seconds: of the update, which tasks have equal parts of.
     """
-    learning = run.look(update)
+    for name, message in run.watch.look(update).items():
+        LOGGER.warning("round %d  %s: %s", run.rounds_done + 1, name, message)
+    learning: dict[str, Json] = {"update": update, "anomalies": run.watch.active}
     lines = []
     for task, one in zip(run.tasks.values(), played, strict=True):
         times = {"collect_seconds": one.seconds, "update_seconds": seconds / len(played)}
-        metrics, episodes = task.count(one.result, times, learning)
-        task.output.log(metrics, episodes)
-        lines.append(metrics)
+        lines.append(task.log(one.result, times, learning))
     run.remember()
     return lines
 
@@ -127,7 +131,8 @@ def progress_bar(run: Run) -> Progress:
         rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
         total += rounds * cfg.envs * cfg.steps - task.totals.cut_off
         done += task.totals.env_steps(cfg)
-    return run.session.progress(total, run.cfg.telemetry, done, run.handle_signals)
+    shown = run.cfg.telemetry.progress, run.cfg.telemetry.plain_interval
+    return Progress(total, run.session.console, *shown, done=done, after_step=run.handle_signals)
 
 
 def run_in_session(
@@ -216,7 +221,8 @@ def finish_run(run: Run) -> list[final_table.Summary]:
         with task.session.write_errors.attempt(task.folder.summary.name):
             final_table.write_summary(summary, task.folder.summary)
         final_table.print_summary(summary, session.console)
-        task.output.callbacks.on_run_end(task, summary)
+        for callback in task.callbacks:
+            callback.on_run_end(task, summary)
     if run.cfg.worlds:
         with session.write_errors.attempt(run.folder.summary.name):
             final_table.write_overview(summaries, run.folder.summary)

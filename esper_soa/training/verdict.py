@@ -5,6 +5,7 @@ A host whose accuracy is not finite is left out, and so is its pair. Needs no to
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
 from operator import itemgetter
 from statistics import fmean
@@ -77,47 +78,23 @@ class HostScore:
     name: str  # of the policy or control
     episodes: list[Episode]  # oldest first, at least one
 
-    @property
-    def validation_accuracy(self) -> float:
-        """Percent."""
-        return self.mean("validation_accuracies")
-
-    @property
-    def test_accuracy(self) -> float:
-        """Percent."""
-        return self.mean("test_accuracies")
-
-    @property
-    def test_loss(self) -> float:
-        """Nats."""
-        return self.mean("test_losses")
-
-    @property
-    def perplexity(self) -> float:
-        """The exponential of the test loss."""
-        return exponential(self.test_loss)
-
-    @property
-    def net(self) -> float:
-        """Test accuracy less rent, percent points."""
-        return self.mean("nets")
-
-    @property
-    def best(self) -> float:
-        """Test accuracy, percent, of the host with the highest validation accuracy, the first."""
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """What tables and summary.json tell of the hosts, by name."""
+        test_loss = self.mean("test_losses")
         both = zip(self.flat("validation_accuracies"), self.flat("test_accuracies"), strict=True)
         finite = (pair for pair in both if math.isfinite(pair[0]))
-        return max(finite, key=itemgetter(0), default=(math.nan, math.nan))[1]
-
-    @property
-    def size(self) -> float:
-        """Number of parameters."""
-        return self.mean("parameters")
-
-    @property
-    def flop(self) -> float:
-        """Training FLOP per host and episode."""
-        return self.mean("train_flop")
+        return {
+            "test_loss": test_loss,  # nats
+            "perplexity": exponential(test_loss),
+            "test_accuracy": self.mean("test_accuracies"),  # percent
+            # Percent, of the host with the highest validation accuracy, the first.
+            "best": max(finite, key=itemgetter(0), default=(math.nan, math.nan))[1],
+            "validation_accuracy": self.mean("validation_accuracies"),  # percent
+            "net": self.mean("nets"),  # test accuracy less rent, percent points
+            "size": self.mean("parameters"),
+            "flop": self.mean("train_flop"),  # of training, per host and episode
+        }
 
     @property
     def configurations(self) -> list[Configuration]:
@@ -168,14 +145,17 @@ def compare(grown: HostScore, control: HostScore) -> Comparison:
         unknown = Interval(math.nan, math.nan, math.nan)
         return difference_interval(first, other, CONFIDENCE) if first else unknown
 
+    def ratio(name: str) -> float:
+        return grown.figures[name] / control.figures[name] if control.figures[name] else math.nan
+
     return Comparison(
         difference("test_accuracies"),
         difference("nets"),
         difference("test_losses"),
         sum(both_finite),
         len(both_finite) - sum(both_finite),
-        grown.size / control.size if control.size else math.nan,
-        grown.flop / control.flop if control.flop else math.nan,
+        ratio("size"),
+        ratio("flop"),
     )
 
 

@@ -88,9 +88,8 @@ class JobSweeper(Sweeper):
             from esper_soa.lab.sweep.summary import Console, end_sweep
             from esper_soa.training.run_folder import Claim
         folder = Path(self.hydra.sweep.dir)
-        claim = Claim(folder)  # until this process ends
         try:
-            claim.take()
+            self.claim = Claim(folder)  # until this process ends
         except BlockingIOError:
             exit_with(UserError(f"run_dir={folder}: another process is playing this sweep"))
         try:

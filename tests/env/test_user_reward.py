@@ -14,7 +14,6 @@ from esper_soa.config.errors import SettingError
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.step import EnvRules, apply_action
 from esper_soa.env.user_reward import sample_inputs
-from esper_soa.nets.model.flops import training_flop
 from esper_soa.state import STATE_FLOAT
 from esper_soa.training.build import build_rules
 from esper_soa.training.metrics import MetricsAccumulator
@@ -70,14 +69,12 @@ def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package
     rules = rules_of("parts")
     own = rules.reward.own
     assert own is not None
-    metrics = MetricsAccumulator(
-        CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7, reward=rules.reward
-    )
+    metrics = MetricsAccumulator(rules, NUM_ENVS, 7)
     totals = torch.zeros(NUM_ENVS, dtype=STATE_FLOAT)
     for step in play_state(rules, NUM_ENVS, seed=5):
         metrics.add_(step.observed, step.result)
         totals += step.result.terms.total
-    told = metrics.read(step.result.state, rules.reward.counts).record["reward_terms"]
+    told = metrics.read(step.result.state).record["reward_terms"]
     assert isinstance(told, dict)
     assert list(told) == [*TERM_NAMES, "parts"]
     assert told["parts"] != 0

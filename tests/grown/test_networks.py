@@ -14,13 +14,15 @@ from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.module_files import load
-from esper_soa.runtime.files import IncompleteError, WriteErrors
+from esper_soa.runtime.files import IncompleteError
+from esper_soa.runtime.ranks import ALONE
 from esper_soa.runtime.versions import package_versions
 from esper_soa.state import STATE_FLOAT
 from esper_soa.training import network_files, task_run
 from esper_soa.training.build import build_world
 from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.run_folder import RunFolder, rounds_of
+from esper_soa.training.session import Session
 from esper_soa.vocabulary import Stage
 
 ROUNDS = 4
@@ -153,10 +155,15 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
     assert kept(folder) == kept(undisturbed)
 
 
+def files_of(folder: RunFolder) -> NetworkFiles:
+    """What writes the networks of a run there."""
+    return NetworkFiles(settings(), Session(folder, 0), build_world(settings(), CPU), ALONE)
+
+
 def test_a_damaged_best_host_is_passed_over_with_a_warning(folder: RunFolder) -> None:
     newest = folder.network_files("best")[-1]
     newest.write_bytes(newest.read_bytes()[:100])
-    found = NetworkFiles(folder, WriteErrors(), settings(), build_world(settings(), CPU))
+    found = files_of(folder)
     found.truncate(ROUNDS)
     assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
 
@@ -250,9 +257,7 @@ EMPTY = Stage.EMPTY
 def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
     tmp_path: Path, rounds: list[tuple[list[float], list[int]]], best: tuple[int, int] | None
 ) -> None:
-    found = NetworkFiles(
-        RunFolder(tmp_path), WriteErrors(), settings(), build_world(settings(), CPU)
-    )
+    found = files_of(RunFolder(tmp_path))
     for number, (accuracy, stages) in enumerate(rounds, 1):
         found.save_best(hosts_of(2, accuracy, stages), number)
     assert (found.best and (found.best["round"], found.best["env"])) == best

@@ -102,9 +102,7 @@ def launches_of_an_env_step(
     agent.steps = Watched(launches)
     rollout = _rollout(world, player)
     assert rollout is not None
-    metrics = MetricsAccumulator(
-        META, num_envs, world.flop, sizes.train_samples, kernels=world.kernels
-    )
+    metrics = MetricsAccumulator(rules, num_envs, sizes.train_samples, world.kernels)
     fresh = memory = agent.start(num_envs, META)
     env.begin_(0)
     for step in range(2):

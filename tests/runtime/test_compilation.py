@@ -42,13 +42,13 @@ def break_even(envs: int) -> int:
 def test_auto_compiles_long_runs_on_a_cpu_and_the_others_force(
     setting: str, device: str, length: tuple[int, int], wanted: bool
 ) -> None:
-    assert choose_compilation(setting, torch.device(device), *length).wanted is wanted
+    assert choose_compilation(setting, torch.device(device), *length)[0] is wanted
 
 
 def test_the_choice_says_why() -> None:
     weighed = "compiling takes about 70 s and saves less than 1 s in 75 env-steps of 8 envs"
     assert choose_compilation("auto", CPU, 8, 75) == (False, f"not compiled: {weighed}")
-    words = choose_compilation("auto", CPU, *HOUR).reason
+    words = choose_compilation("auto", CPU, *HOUR)[1]
     assert words.startswith("compiled: compiling takes about 70 s and saves about ")
     for setting, told in (("off", "not compiled"), ("on", "compiled")):
         found = choose_compilation(setting, CPU, *HOUR)

@@ -5,6 +5,7 @@ A limit on the size of files, set in a process of its own, fails writes as a ful
 """
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from esper_soa.runtime.files import LineFile, WriteErrors
 
 LIMITED = """
 import resource, sys
+from contextlib import closing
 from pathlib import Path
 from esper_soa.runtime.files import LineFile, WriteErrors, write_text
 
@@ -38,7 +40,7 @@ def test_a_line_that_does_not_fit_leaves_no_part_of_itself_and_is_written_before
     told = limited(
         tmp_path,
         """
-with LineFile(folder / "lines") as file:
+with closing(LineFile(folder / "lines")) as file:
     file.write("first line")
     allow(20)  # 11 characters are there: 9 more would fit
     for line in ("second line", "third line"):
@@ -75,11 +77,11 @@ def test_lines_are_appended_to_those_that_are_there_and_no_line_makes_no_file(
     tmp_path: Path,
 ) -> None:
     for number in (1, 2):
-        with LineFile(tmp_path / "lines") as file:
+        with closing(LineFile(tmp_path / "lines")) as file:
             file.write(f"line {number}")
             file.sync()
     assert (tmp_path / "lines").read_text() == "line 1\nline 2\n"
-    with LineFile(tmp_path / "none") as file:
+    with closing(LineFile(tmp_path / "none")) as file:
         file.sync()
     assert not (tmp_path / "none").exists()
 

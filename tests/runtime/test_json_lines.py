@@ -2,11 +2,13 @@
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from esper_soa.runtime.json_lines import MetricsWriter, json_line, keep_rounds
+from esper_soa.runtime.files import LineFile
+from esper_soa.runtime.json_lines import json_line, keep_rounds
 
 
 def strict(line: str) -> object:
@@ -49,10 +51,10 @@ def test_a_value_that_is_no_plain_number_is_refused_by_name() -> None:
 
 def test_every_line_is_on_disk_before_the_writer_closes(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as metrics:
-        metrics.write({"round": 1})
+    with closing(LineFile(path)) as metrics:
+        metrics.write(json_line({"round": 1}))
         assert path.read_text() == '{"round":1}\n'
-        metrics.write({"round": 2})
+        metrics.write(json_line({"round": 2}))
     assert [strict(line) for line in path.read_text().splitlines()] == [{"round": 1}, {"round": 2}]
 
 

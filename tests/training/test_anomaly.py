@@ -1,6 +1,7 @@
 """Anomalies of policy updates: when they begin, how often they are told, and when they end."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -166,11 +167,10 @@ def test_what_is_not_reported_or_not_in_use_or_switched_off_is_not_judged() -> N
 
 def test_a_resumed_watch_goes_on_with_streaks_and_does_not_tell_twice() -> None:
     watch = Watch(AnomalyConfig())
-    resumed = Watch(AnomalyConfig())
     names(watch, entropy__op=0.5)
     for _ in range(2):
         names(watch, entropy__op=0.01, ratio_max=9.0)
-    resumed.load_state_dict(WatchState(**watch.state_dict()))
+    resumed = Watch(AnomalyConfig(), WatchState(**asdict(watch)))
     assert names(resumed, entropy__op=0.01, ratio_max=9.0) == ["entropy_collapse/op"]
     assert resumed.active == ["ratio_explosion", "entropy_collapse/op"]
 

@@ -52,12 +52,10 @@ def test_a_run_stops_where_its_lock_was_deleted(tmp_path: Path) -> None:
 
 
 def test_processes_of_one_run_share_its_lock_and_it_outlives_the_first(tmp_path: Path) -> None:
-    launcher, rank, other = (Claim(tmp_path) for _ in range(3))
-    launcher.take()
-    rank.take(shared=True)
+    launcher = Claim(tmp_path)
+    rank = Claim(tmp_path, shared=True)
     launcher.release()
     with pytest.raises(BlockingIOError):
-        other.take()
+        Claim(tmp_path)
     rank.release()
-    other.take()
-    other.release()
+    Claim(tmp_path).release()

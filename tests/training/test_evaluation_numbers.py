@@ -143,8 +143,7 @@ def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
     own = samples(found, name)
     assert own["validation_accuracy"] == last_accuracies(rounds)
     assert (
-        own["test_accuracy"][-len(world.envs) :]
-        == measure_test(world, rounds[-1].result.hosts).accuracies
+        own["test_accuracy"][-len(world.envs) :] == measure_test(world, rounds[-1].result.hosts)[0]
     )
     assert own["reward"] == pytest.approx(
         [reward for played in rounds for reward in played.rewards().sum(0).tolist()]

@@ -252,7 +252,7 @@ def test_without_a_control_there_is_one_column() -> None:
 
 def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    assert SUMMARY.grown.validation_accuracy == 44.5  # the mean over hosts
+    assert SUMMARY.grown.figures["validation_accuracy"] == 44.5  # the mean over hosts
     write_summary(replace(SUMMARY, reward=math.nan), path)
     record = json.loads(path.read_text())
     episode = {

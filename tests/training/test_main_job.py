@@ -45,7 +45,7 @@ def test_every_task_runs_with_its_first_and_last_slot(tmp_path: Path, task: str)
     slots = {"cifar_minimal": "[r0c0,r0c2]"}.get(task, "[r0c0,r1c2]")
     summary = play(tmp_path / "run", f"task={task}", f"slots={slots}", "steps=1")
     assert summary.task == task
-    assert 0 <= summary.grown.validation_accuracy <= 100
+    assert 0 <= summary.grown.figures["validation_accuracy"] <= 100
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> Non
     assert summary.seeds == {"germinated": 2, "blended": 2, "fossilized": 2, "pruned": 0}
     assert summary.control is not None
     # a norm seed of 2 channels: 2 * 2 + 1 parameters
-    assert summary.grown.size - summary.control.size == 5
+    assert summary.grown.figures["size"] - summary.control.figures["size"] == 5
     (line,) = lines(tmp_path / "run")
     assert line["ops_successful"]["fossilize"] == 2
 

@@ -20,7 +20,7 @@ from esper_soa.training.metrics import (
     blueprint_record,
     read_progress,
 )
-from esper_soa.vocabulary import OP_NAMES, RUNNING_STAGES, Blend, Op, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, RUNNING_STAGES, Blend, Op, Stage
 
 NUM_ENVS = 4
 NUM_SLOTS = 3
@@ -31,11 +31,11 @@ TRAIN_SAMPLES = 7
 def played(seed: int) -> tuple[RoundResult, list[EnvStep]]:
     rules = tiny_rules(NUM_SLOTS, STEPS)
     steps = []
-    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
+    metrics = MetricsAccumulator(rules, NUM_ENVS, TRAIN_SAMPLES)
     for step in play_state(rules, NUM_ENVS, seed):
         metrics.add_(step.observed, step.result)
         steps.append(step)
-    return metrics.read(steps[-1].result.state, rules.reward.counts), steps
+    return metrics.read(steps[-1].result.state), steps
 
 
 def test_every_seed_of_an_episode_has_one_fate_and_the_sums_agree() -> None:
@@ -120,11 +120,10 @@ def test_an_episode_that_ends_early_has_the_shapley_values_of_its_own_last_env_s
     rules = tiny_rules(NUM_SLOTS, STEPS)
     steps = list(play_state(rules, NUM_ENVS, 1))
     lasts = torch.tensor([24, 29, 29, 29])  # env-steps, from 0
-    costs = training_flop(rules.nets.shape, CPU)
-    metrics = MetricsAccumulator(CPU, NUM_ENVS, costs, TRAIN_SAMPLES)
+    metrics = MetricsAccumulator(rules, NUM_ENVS, TRAIN_SAMPLES)
     for number, step in enumerate(steps):
         metrics.add_(step.observed._replace(ended=number > lasts), step.result)
-    result = metrics.read(steps[-1].result.state, rules.reward.counts)
+    result = metrics.read(steps[-1].result.state)
     values = [steps[last].observed.attribution.shapley[env] for env, last in enumerate(lasts)]
     assert not torch.equal(values[0], steps[-1].observed.attribution.shapley[0])
     assert [episode["shapley"] for episode in result.episodes] == [one.tolist() for one in values]
@@ -220,7 +219,7 @@ def test_means_of_blueprints_are_none_where_there_is_nothing_to_average() -> Non
         contribution=none,
         measured=none,
     )
-    record = blueprint_record(stats)
+    record = blueprint_record(stats, BLUEPRINT_NAMES)
     assert list(record) == ["conv_light", "norm"]
     assert record["conv_light"] == {
         "germinated": 4,
@@ -239,7 +238,7 @@ def calls_of_a_reading(num_envs: int) -> int:
     """Calls of functions, of torch's among them, while the numbers of a round are read."""
     rules = tiny_rules(2, 3)
     counted = 0
-    metrics = MetricsAccumulator(CPU, num_envs, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
+    metrics = MetricsAccumulator(rules, num_envs, TRAIN_SAMPLES)
     for step in play_state(rules, num_envs, seed=0):
         metrics.add_(step.observed, step.result)
 
@@ -250,7 +249,7 @@ def calls_of_a_reading(num_envs: int) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        metrics.read(step.result.state, rules.reward.counts)
+        metrics.read(step.result.state)
     finally:
         sys.setprofile(before)
     return counted

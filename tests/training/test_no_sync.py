@@ -31,7 +31,6 @@ from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import REWARD_MODES, RewardConfig
 from esper_soa.config.nets import sort_slots
 from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
-from esper_soa.nets.model.flops import training_flop
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.metrics import MetricsAccumulator
 from esper_soa.training.progress import Progress
@@ -151,12 +150,12 @@ def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
 
 def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
     rules = tiny_rules(2, 5)
-    metrics = MetricsAccumulator(CPU, 3, training_flop(rules.nets.shape, CPU), 4)
+    metrics = MetricsAccumulator(rules, 3, 4)
     for step in play_state(rules, 3, seed=1):
         with SyncGuard():
             metrics.add_(step.observed, step.result)
     with SyncGuard(METRICS) as guard:
-        metrics.read(step.result.state, rules.reward.counts)
+        metrics.read(step.result.state)
     assert [sync.operation for sync in guard.log].count("Tensor.cpu") == 1
 
 
@@ -261,7 +260,7 @@ def assert_on(device: torch.device, record: TensorDict) -> None:
 def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
     # On meta every read of a value raises, and so does every operation between two devices.
     rules = tiny_rules(3, 1, RewardConfig(mode=mode), META)
-    metrics = MetricsAccumulator(META, 2, training_flop(rules.nets.shape, META), 4)
+    metrics = MetricsAccumulator(rules, 2, 4)
     for step in play_state(rules, 2, seed=0, device=META):
         metrics.add_(step.observed, step.result)
         assert_on(META, step.result.state.to_tensordict())

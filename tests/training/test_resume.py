@@ -129,7 +129,9 @@ def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
 def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "copy")
     summary = resumed(settings(control="wait"), tmp_path / "copy")
-    assert summary.grown.validation_accuracy == lines(undisturbed)[-1]["accuracy"]["mean"]
+    assert (
+        summary.grown.figures["validation_accuracy"] == lines(undisturbed)[-1]["accuracy"]["mean"]
+    )
     assert summary.control is not None
     assert_equal_runs(undisturbed, tmp_path / "copy")
 

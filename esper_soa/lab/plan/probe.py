@@ -206,7 +206,7 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     with run_at_start(cfg, folder) as (run_session, job):
         (task,) = job.tasks.values()
         short = replace(cfg, rounds=min(2, cfg.rounds), control="none")
-        job.cfg = job.checkpoints.cfg = task.cfg = task.output.cfg = short
+        job.cfg = task.cfg = short
         cut = partial(cut_for(task.world.rules), task.world)
         job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device, cut)
         built = time.perf_counter()

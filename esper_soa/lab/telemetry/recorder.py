@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from esper_soa.config.settings import TrainConfig
@@ -212,9 +211,9 @@ class RankRecorder(Recorder):
         # where others play on
         left_out = max(self._ranks.gather_values(len(self._steps))) - len(self._steps)
         steps = [*self._steps, *[ended(numbers) for numbers in self._steps[-1:]] * left_out]
-        gathered = self._ranks.gather_at_first(torch.from_numpy(np.stack(steps, 1)))
-        for step, numbers in enumerate([] if gathered is None else gathered.unbind(1), start=1):
-            self._recorder.emit(step, numbers.numpy())
+        every = self._ranks.at_first(steps)
+        for step, parts in enumerate(zip(*every, strict=True), start=1):
+            self._recorder.emit(step, np.concatenate(parts))
             if step % (LIMIT // 2) == 0:
                 self._recorder.flush()
         self._recorder.end()

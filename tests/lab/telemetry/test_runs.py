@@ -13,7 +13,7 @@ from tiny_runs import fresh, resumed, settings, timeless
 from esper_soa.config.settings import TelemetryConfig, TrainConfig
 from esper_soa.lab.telemetry import recorder
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
-from esper_soa.training import output
+from esper_soa.training import running
 from esper_soa.training.run_folder import RunFolder
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
 
 def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = recorder.write_bytes
-    save = output.save_checkpoint
+    save = running.save_checkpoint
     seen = []
 
     def slowly(path: Path, content: bytes) -> None:
@@ -99,7 +99,7 @@ def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.M
         save(path, content)
 
     monkeypatch.setattr(recorder, "write_bytes", slowly)
-    monkeypatch.setattr(output, "save_checkpoint", look)
+    monkeypatch.setattr(running, "save_checkpoint", look)
     fresh(at("events"), tmp_path)
     assert seen == [[1], [1, 2]]
 

@@ -58,7 +58,7 @@ def played(folder: Path, trackers: Mapping[str, Opener]) -> tuple[list[dict], di
         job = start_run(within, SHORT, callbacks=[tracking])
         for _ in train_rounds(job):
             pass
-    return timeless(place.metrics), next(iter(job.tasks.values())).output.lost
+    return timeless(place.metrics), next(iter(job.tasks.values())).lost
 
 
 class Sinks(list[Sink]):
