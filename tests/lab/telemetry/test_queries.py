@@ -308,6 +308,7 @@ def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixt
     status, told, _ = asked(capsys, run, sql, "limit=1")
     assert (status, "1 rows more" in told) == (0, True)
     assert "rows more" not in asked(capsys, run, sql, "limit=2")[1]
+    assert "1 rows more: limit=51" in asked(capsys, run, "select unnest(range(51)) as row")[1]
     assert "seed_lifecycle" in asked(capsys, run)[1]
 
 
@@ -405,3 +406,5 @@ def test_a_table_has_a_row_up_to_the_limit_and_numbers_of_six_digits(
     assert ["3", "0.5", "[y]"] in told
     assert ["1", "rows", "more:", "limit=3", "shows", "all"] in told
     assert ["1", "2", "3"] not in told
+    query.show([("x" * 500,)], ("a",), query.SETTINGS)
+    assert capsys.readouterr().out.count("x") == 500, "a long text is folded, not cut"
