@@ -95,11 +95,14 @@ def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
     assert torch.equal(training_order(stream, 11, 16, 5), whole[:, 16:21])
 
 
-def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_a_time", [2 * 11, 6])  # two envs, or one whatever it takes
+def test_an_order_that_is_too_large_to_hold_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
     stream = keys(DATA_ORDER, range(5))
+    monkeypatch.setattr(orders, "SORT_ELEMENTS", at_a_time)
     sorted_ones = training_order(keys(DATA_ORDER, range(5)), 11, 0, 33)
     monkeypatch.setattr(orders, "MAX_STORED", 5 * 11 - 1)
-    monkeypatch.setattr(orders, "SORT_ELEMENTS", 2 * 11)
     book = SampleOrders(stream, 11, 5)
     order = torch.cat([book.draw(0, 7), book.draw(7, 26)], dim=1)
     assert book.order.numel() == 0
