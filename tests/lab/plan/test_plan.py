@@ -264,6 +264,10 @@ def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
     assert len(pace.full_times) == 8
     assert sum(pace.paces) == pytest.approx(8 * 2.0)
     assert pace.beside == pytest.approx(3.0)
+    pace.clock = iter((100.0, 102.0, 107.0, 108.0)).__next__
+    for phase in ("telemetry", "files", "update", "files"):
+        pace.on_phase_end(phase)
+    assert (pace.files_seconds, pace.update_seconds) == (3.0, 5.0)
 
 
 def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if() -> None:
