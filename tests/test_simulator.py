@@ -292,16 +292,19 @@ def test_a_policy_by_name_is_that_and_nothing_that_the_experiment_starts_from() 
 
 def test_a_step_that_was_interrupted_leaves_a_reset_due(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = make()
-    sim.reset()
-    with monkeypatch.context() as broken:
-        broken.setattr(sim.env, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+    for number, name in enumerate(("step", "reset")):
+        sim.reset()
+        with monkeypatch.context() as broken:
+            broken.setattr(sim.env, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sim.step({"op": Op.WAIT}) if name == "step" else sim.reset()
+        with pytest.raises(RuntimeError, match="was interrupted or has not begun: call reset$"):
             sim.step({"op": Op.WAIT})
-    with pytest.raises(RuntimeError, match="was interrupted"):
-        sim.step({"op": Op.WAIT})
-    with pytest.raises(RuntimeError, match="nothing has been measured"):
-        sim.export(0)
-    assert sim.reset()[1].round == 1
+        told = "nothing has been measured since the last reset: call reset, or play an episode"
+        with pytest.raises(RuntimeError, match=told):
+            sim.export(0)
+        assert sim.world.round == number
+    assert sim.reset()[1].round == 2
 
 
 def interrupted(_: object) -> None:
