@@ -70,6 +70,7 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
     played = Simulator(settings(), RandomPolicy())
     stepped = Simulator(settings())
     observation, info = stepped.reset()
+    assert not info.illegal.any()
     for step in played.episode():
         assert torch.equal(observation.features, step.observation.features)
         assert torch.equal(info.accuracy, step.accuracy)

@@ -344,6 +344,13 @@ def test_names_of_folders_are_taken_as_they_are(tmp_path: Path) -> None:
         assert database.sql("select count(*) from steps").fetchall() == [(12,)]
 
 
+def test_a_folder_with_blanks_is_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(some_run(tmp_path / "my runs", 1).parent))
+    assert asked(capsys, "~/my runs")[::2] == (0, "")
+
+
 def test_a_file_that_was_cut_off_is_left_out_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
