@@ -202,11 +202,11 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
     ("action", "words"),
     [
         ({"opp": 1}, "action heads are slot, .* not opp"),
-        ({"op": 1.0}, "op must be integers"),
+        ({"op": 1.0}, "op must be integers, not torch.float32"),
         ({"op": None}, "op must be integers, not None"),
         ("germinate", "actions must be integers, not 'germinate'"),
         ({"op": [True, False, True]}, "op must be integers"),
-        ({"op": [0, 1]}, "one for each of 3 envs"),
+        ({"op": [0, 1]}, "op head takes a number or one for each of 3 envs, not torch.Size"),
         ({"op": ["wait", "wait"]}, "one for each of 3 envs"),
         ({"op": torch.zeros(0).long()}, r"the op head takes .* 3 envs, not torch.Size\(\[0\]\)"),
         ({"slot": [[0], [1], [0]]}, r"the slot head takes .*, not torch.Size\(\[3, 1\]\)"),
@@ -214,8 +214,8 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
         ({"slot": ["r0c1", "r9c9", 0]}, "slot='r9c9': must be one of r0c0, r0c1$"),
         ({"blueprint": "lora"}, "blueprint='lora': must be one of conv_light, attention"),
         ({"tempo": "quick"}, "tempo='quick': must be one of fast, standard, slow$"),
-        ([0, 1], r"\[3\] of joint actions"),
-        ([0, 1, 10**9], "joint actions are 0 to"),
+        ([0, 1], r"numbers \[3\] of joint actions or choices \[3, 8\], not \[2\]"),
+        ([0, 1, 10**9], r"joint actions are 0 to 1028, not \[0, 1, 1000000000\]"),
     ],
 )
 def test_what_is_no_action_is_refused(action: object, words: str, both: Pair) -> None:

@@ -157,7 +157,8 @@ def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themse
 ) -> None:
     folder = write_folder(tmp_path / "cifar", python2_pickle)
     (folder / NAMES[one]).write_bytes(python2_pickle(other))
-    told = f"{NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5': batch files were exchanged\\."
+    told = f"{NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5': batch files "
+    told += r"were exchanged\."
     with pytest.raises(DataError, match=told):
         read_cifar10(str(folder))
 
@@ -197,9 +198,15 @@ def test_a_root_that_cannot_be_a_path_is_refused_in_one_line(root: str) -> None:
 
 
 def test_a_place_without_cifar_or_with_a_part_of_it_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such folder or archive\. Name .* of CIFAR-10, or leave data.root empty\."):
+    with pytest.raises(
+        DataError,
+        match=r"no such folder or archive\. Name .* of CIFAR-10, or leave data.root empty\.",
+    ):
         read_cifar10(str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"holds no CIFAR-10: neither its batch files nor one of .*\.tar\.gz\. Fetch"):
+    with pytest.raises(
+        DataError,
+        match=r"holds no CIFAR-10: neither its batch files nor one of .*\.tar\.gz\. Fetch",
+    ):
         read_cifar10(str(tmp_path))
     folder = write_folder(tmp_path / "cifar", python2_pickle)
     (folder / "data_batch_3").unlink()

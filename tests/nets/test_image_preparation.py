@@ -65,7 +65,9 @@ def test_the_part_val_of_a_file_is_the_validation_part(tmp_path: Path) -> None:
     keys = ("train", "test", "val")
     arrays = {f"{key}{end}": content[f"{key}_{kind}"] for key in keys for end, kind in KINDS}
     assert esper_soa.images(**arrays).identity == images.identity
-    told = "^data.validation_images=9: must be 0 where there are val_images, which are the validation "
+    told = (
+        "^data.validation_images=9: must be 0 where there are val_images, which are the validation "
+    )
     with pytest.raises(SettingError, match=told):
         loaded(path, validation_images=9)
 
@@ -106,7 +108,9 @@ def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
     assert images.num_classes == 6
     check_classes(images, 6)
     for wrong in (5, 10):
-        told = rf"^task\.num_classes={wrong}: must be 6, the classes of m\. Give task\.num_classes=6\."
+        told = (
+            rf"^task\.num_classes={wrong}: must be 6, the classes of m\. Give task\.num_classes=6\."
+        )
         with pytest.raises(SettingError, match=told):
             check_classes(images, wrong)
 
@@ -123,7 +127,10 @@ def test_class_names_come_from_the_file_or_the_argument(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (["a", "b"], "train_labels holds 2: .* 1, as class_names has 2. Name every class, or none."),
+        (
+            ["a", "b"],
+            "train_labels holds 2: .* 1, as class_names has 2. Name every class, or none.",
+        ),
         (["a", "b", "b"], "class_names=a, b, b: must be 2 to 100000 different texts"),
         (["a", "b", " "], "class_names=.*none empty"),
         (["a", "b", 3], "class_names=a, b, 3: must be"),
@@ -257,7 +264,9 @@ def test_arguments_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) 
     with pytest.raises(SettingError, match=told):
         esper_soa.images(path, test_labels=np.zeros(24, int))
     told = "must be whole numbers, the classes from 0 on. Convert with .astype.numpy.int64.\\."
-    with pytest.raises(DataError, match=rf"^data.root={path}: train_labels has type float64: {told}"):
+    with pytest.raises(
+        DataError, match=rf"^data.root={path}: train_labels has type float64: {told}"
+    ):
         loaded(path)
     masked = np.ma.masked_array(np.zeros((48, 28, 28), np.uint8))
     kinds = "must be a numpy array or a torch tensor. Lists become one with numpy.stack, "
@@ -281,7 +290,9 @@ def test_arguments_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) 
 
 BYTES = np.zeros((48, 28, 28, 28), np.uint8)
 SEVERAL = r"shape \[48, 3\], 3 labels per image: must be \[images\] or \[images, 1\]\. Sets with "
-SEVERAL += r"several labels per image, as ChestMNIST, cannot be used; of one-hot labels take .argmax\(1\)"
+SEVERAL += (
+    r"several labels per image, as ChestMNIST, cannot be used; of one-hot labels take .argmax\(1\)"
+)
 BAD_ARRAYS = {
     "train": [
         (BYTES[:, 0, 0], r"train has shape \[48, 28\]: must be \[images, height, width, 1 or 3\]"),
@@ -389,7 +400,9 @@ def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None
 @pytest.mark.parametrize("other", [{}, {"name": "given"}, {"name": "cifar10", "root": "/c"}])
 def test_settings_that_other_sets_would_not_heed_are_refused(other: dict) -> None:
     for name, value in (("resize", "pad"), ("layout", "nchw")):
-        told = rf"^data\.{name}=.*: must be left out with data\.name=.*own images: data.root=mine.npz"
+        told = (
+            rf"^data\.{name}=.*: must be left out with data\.name=.*own images: data.root=mine.npz"
+        )
         with pytest.raises(SettingError, match=told):
             DataConfig(**{name: value}, **other)
         DataConfig(**{name: value}, root="m.NPZ")

@@ -142,14 +142,21 @@ def test_a_job_of_a_sweep_has_neither_a_folder_nor_a_checkpoint_of_its_own(
     for allowed in (TrainConfig(), TrainConfig(resume="auto", run_dir=str(tmp_path)), ranks):
         check_job(context, allowed)
     for cfg, told in (
-        (TrainConfig(resume="there"), "resume=there: must be auto, as the jobs of a sweep cannot"),
-        (TrainConfig(run_dir=str(tmp_path / "0")), "the folders of this sweep are in"),
+        (TrainConfig(resume="there"), "resume=there: must be auto, as the jobs .* cannot share"),
+        (
+            TrainConfig(run_dir=str(tmp_path / "0")),
+            "folders of this sweep are in .*. Give run_dir one value, or set ",
+        ),
     ):
         with pytest.raises(UserError, match=told):
             check_job(context, cfg)
     OmegaConf.update(context, "sweeper._target_", f"{PLUGIN_PACKAGE}.search.OptunaSweeper")
     OmegaConf.update(context, "sweeper.pruner", "median", force_add=True)
-    with pytest.raises(UserError, match=r"hydra.sweeper.pruner=median: must be none with ranks=2"):
+    told = (
+        "hydra.sweeper.pruner=median: must be none with ranks=2. The processes of a run cannot be "
+    )
+    told += "ended by what one of them is told."
+    with pytest.raises(UserError, match=told):
         check_job(context, ranks)
     check_job(context, TrainConfig())
     OmegaConf.update(context, "sweeper.pruner", "none")
