@@ -265,6 +265,10 @@ def test_split_training_gives_every_env_its_chunk_of_one_permutation(images: Ima
     told += "give every env a batch of 2. Lower envs or batch_size, or set data.split=false."
     with pytest.raises(SettingError, match=told):
         split_sizes(images, 2, 4)
+    told = "envs=6: must be at most 5 with data.split=true, so that the validation images of noise "
+    told += "give every env one. Lower envs, or set data.split=false."
+    with pytest.raises(SettingError, match=told):
+        split_sizes(images, 1, 6)
     split = Split(num_envs=3, batch_size=2, num_batches=2, train_samples=4, val_samples=0)
     key = keys(DATA_ORDER, range(1))
     order = split_training_order(key, 13, 4, split)

@@ -1,9 +1,11 @@
 """What is built from settings is what they say: each setting that reaches the rules of a run."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import user_files
 from tiny_world import CPU, tiny_settings
 
 from esper_soa.config.agent import PolicyConfig
@@ -17,7 +19,7 @@ from esper_soa.config.env import (
     SignalsConfig,
 )
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import SubsetRows
+from esper_soa.config.nets import DataConfig, SubsetRows
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.attribution import arrival_orders, prefix_codes
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
@@ -144,10 +146,10 @@ def test_few_slots_need_no_sampled_subsets() -> None:
 
 
 def test_a_world_needs_room_for_samples_that_it_loads_and_beside_other_ranks(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cfg = settings()
-    data = load_samples(cfg.data, CPU)
+    data = load_samples(settings().data, CPU)
+    cfg = settings(data=DataConfig(root=str(user_files.write(tmp_path / "mine.npz"))))
     counted = memory.NO_SAMPLES, count_samples(cfg.data)
     handed, loaded = (memory.at_once(memory.needs(cfg, CPU, samples)) for samples in counted)
     assert handed < loaded
