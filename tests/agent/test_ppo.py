@@ -51,8 +51,11 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_the_third_in_a_row_e
     assert torch.equal(weights(learner), before)
     assert learner.train_steps == 0
     told = "3 updates in a row had no finite gradient, .* in rewards and observations, or lower "
-    with pytest.raises(RuntimeError, match=f"{told}policy.ppo.lr"):
-        learner.update(broken(random_rollout(learner.policy, 6, 4, seed=1)))
+    resumed = learner_of()
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    for one in (learner, resumed):
+        with pytest.raises(RuntimeError, match=f"{told}policy.ppo.lr"):
+            one.update(broken(random_rollout(one.policy, 6, 4, seed=1)))
 
 
 def test_a_good_update_forgives_skipped_ones():
