@@ -51,6 +51,21 @@ def test_a_job_that_is_killed_is_noted_as_such(job: JobRecord, tmp_path: Path) -
     assert read_records(tmp_path)[0].message == "its process was ended by SIGKILL"
 
 
+def test_a_job_that_ends_without_a_word_is_told_with_its_status(
+    job: JobRecord,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start = subprocess.Popen
+    command = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda _, **given: start(command, **given))
+    assert watch(print, None, tmp_path, job) is None
+    told = "its process was ended with status 3"
+    assert read_records(tmp_path)[0].message == told
+    assert capsys.readouterr().err == f"error: job 0: {told}\n"
+
+
 def test_a_signal_reaches_the_job_and_ends_the_sweep(job: JobRecord, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
