@@ -80,8 +80,9 @@ def answers(folder: Path) -> list[list[tuple]]:
 
 
 def test_1_and_2_accuracy_and_reward_by_round_and_of_every_host(
-    answers: list[list[tuple]], rounds: list[Witnessed]
+    folder: Path, answers: list[list[tuple]], rounds: list[Witnessed]
 ) -> None:
+    assert list(table_files(folder, "steps")) == [1, 2], "rounds count from 1"
     ends = [played.states[-1] for played in rounds]
     accuracy = [float(state.signals.val_accuracy.mean()) for state in ends]
     reward = [float(state.totals.reward.mean()) for state in ends]
