@@ -66,7 +66,7 @@ class Episode:
         keep = [one == wanted for one in self.configurations]
         rows = {name: row for name, row in vars(self).items() if name != "settings"}
         kept = {name: list(compress(row, keep)) for name, row in rows.items()}
-        return Episode(**kept)
+        return Episode(**kept, settings={})
 
 
 @dataclass(frozen=True)
