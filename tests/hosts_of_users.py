@@ -161,6 +161,7 @@ seedlike = of_parts("seedlike", Conv(), Conv())
 
 even = esper_soa.host("even")(lambda: (ConvBlock(8, kernel=4), ConvBlock(8)))
 wider = esper_soa.host("wider")(lambda: (ConvBlock(8), Residual((Conv(NARROW),))))
+vacant = esper_soa.host("vacant")(lambda: (ConvBlock(8), Residual(())))
 word = esper_soa.host("word")(lambda: "chain")
 bare = esper_soa.host("bare")(lambda: chain(10, nn.Conv2d(3, 4, 1)))
 greedy = esper_soa.host("greedy")(lambda classes, more: chain(classes, nn.Conv2d(3, 4, more)))

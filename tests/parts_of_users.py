@@ -314,6 +314,7 @@ def follow(view: View, count: Tensor) -> Action:
 # germinates what no host here has; does what no op is
 Lawless = acting("lawless", lambda _, count: seed_action(0 * count + 1, 0 * count, 0 * count + 9))
 beyond = acting("beyond", lambda _, count: seed_action(0 * count + 6, 0 * count, 0 * count))
+Climbing = acting("climbing", lambda _, count: seed_action(6 + count, 0 * count, 0 * count))
 dicing = acting("dicing", dice)
 following = acting("following", follow)
 

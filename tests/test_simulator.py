@@ -70,6 +70,7 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
     played = Simulator(settings(), RandomPolicy())
     stepped = Simulator(settings())
     observation, info = stepped.reset()
+    assert not info.illegal.any()
     for step in played.episode():
         assert torch.equal(observation.features, step.observation.features)
         assert torch.equal(info.accuracy, step.accuracy)
@@ -201,11 +202,11 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
     ("action", "words"),
     [
         ({"opp": 1}, "action heads are slot, .* not opp"),
-        ({"op": 1.0}, "op must be integers"),
+        ({"op": 1.0}, "op must be integers, not torch.float32"),
         ({"op": None}, "op must be integers, not None"),
         ("germinate", "actions must be integers, not 'germinate'"),
         ({"op": [True, False, True]}, "op must be integers"),
-        ({"op": [0, 1]}, "one for each of 3 envs"),
+        ({"op": [0, 1]}, "op head takes a number or one for each of 3 envs, not torch.Size"),
         ({"op": ["wait", "wait"]}, "one for each of 3 envs"),
         ({"op": torch.zeros(0).long()}, r"the op head takes .* 3 envs, not torch.Size\(\[0\]\)"),
         ({"slot": [[0], [1], [0]]}, r"the slot head takes .*, not torch.Size\(\[3, 1\]\)"),
@@ -213,8 +214,8 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
         ({"slot": ["r0c1", "r9c9", 0]}, "slot='r9c9': must be one of r0c0, r0c1$"),
         ({"blueprint": "lora"}, "blueprint='lora': must be one of conv_light, attention"),
         ({"tempo": "quick"}, "tempo='quick': must be one of fast, standard, slow$"),
-        ([0, 1], r"\[3\] of joint actions"),
-        ([0, 1, 10**9], "joint actions are 0 to"),
+        ([0, 1], r"numbers \[3\] of joint actions or choices \[3, 8\], not \[2\]"),
+        ([0, 1, 10**9], r"joint actions are 0 to 1028, not \[0, 1, 1000000000\]"),
     ],
 )
 def test_what_is_no_action_is_refused(action: object, words: str, both: Pair) -> None:
@@ -292,16 +293,19 @@ def test_a_policy_by_name_is_that_and_nothing_that_the_experiment_starts_from() 
 
 def test_a_step_that_was_interrupted_leaves_a_reset_due(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = make()
-    sim.reset()
-    with monkeypatch.context() as broken:
-        broken.setattr(sim.env, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+    for number, name in enumerate(("step", "reset")):
+        sim.reset()
+        with monkeypatch.context() as broken:
+            broken.setattr(sim.env, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sim.step({"op": Op.WAIT}) if name == "step" else sim.reset()
+        with pytest.raises(RuntimeError, match="was interrupted or has not begun: call reset$"):
             sim.step({"op": Op.WAIT})
-    with pytest.raises(RuntimeError, match="was interrupted"):
-        sim.step({"op": Op.WAIT})
-    with pytest.raises(RuntimeError, match="nothing has been measured"):
-        sim.export(0)
-    assert sim.reset()[1].round == 1
+        told = "nothing has been measured since the last reset: call reset, or play an episode"
+        with pytest.raises(RuntimeError, match=told):
+            sim.export(0)
+        assert sim.world.round == number
+    assert sim.reset()[1].round == 2
 
 
 def interrupted(_: object) -> None:

@@ -329,8 +329,6 @@ def _check_composed(composed: DictConfig, kind: type[Kind], schema: str) -> Kind
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
         raise UserError(f"configuration: {single_line(error)}") from error
     if not isinstance(settings, kind):
         reason = f"the primary config must list {schema} first in its defaults"

@@ -107,7 +107,6 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     fossil = term.is_fossil(inputs)
     discount = term.attribution_discount(inputs, cfg)
     progress = column(inputs.val_accuracy) - inputs.accuracy_germination
-    progress = torch.where(inputs.germination_known, progress, 0.0)
     gain = term.credible_gain(inputs, progress, term.joint_gain(progress, contribution, cfg))
     gain = cfg.contribution_weight * gain * discount
     useful = inputs.contribution_known & ~fossil & (contribution >= 0)
@@ -131,7 +130,6 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     known = inputs.contribution_known
     fossil = term.is_fossil(inputs)
     progress = column(inputs.stable_accuracy) - inputs.accuracy_germination
-    progress = torch.where(inputs.germination_known, progress, 0.0)
     undiscounted = torch.ones_like(contribution)
     penalty = term.ratio_penalty(inputs, undiscounted, cfg)
     gain = term.credible_gain(inputs, progress, torch.sqrt((progress * contribution).clamp(min=0)))

@@ -63,12 +63,11 @@ class Episode:
         return [tuple(zip(self.settings, values, strict=True)) for values in rows]
 
     def part(self, wanted: Configuration) -> "Episode":
-        """That of the envs with this configuration."""
+        """That of the envs with this configuration, in which no setting differs."""
         keep = [one == wanted for one in self.configurations]
-        settings = {name: list(compress(row, keep)) for name, row in self.settings.items()}
         rows = {name: row for name, row in vars(self).items() if name != "settings"}
         kept = {name: list(compress(row, keep)) for name, row in rows.items()}
-        return Episode(**kept, settings=settings)
+        return Episode(**kept, settings={})
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,9 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
             assert torch.equal(shown["features"][0], stepped["next", "features"][0])
     assert ends[1] == [False, True, False]
     assert sum(map(sum, ends)) == 1
-    with pytest.raises(RuntimeError, match="reset them all together"):
+    with pytest.raises(
+        RuntimeError, match="have not ended, or all of them have: reset them all tog"
+    ):
         env.reset(TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [ENVS]))
 
 

@@ -64,6 +64,15 @@ def test_calibration_is_the_line_of_returns_on_values():
     assert {name: value.item() for name, value in report.items()} == pytest.approx(expected)
 
 
+def test_a_correlation_is_at_most_1_whatever_is_rounded():
+    for seed in range(50):
+        g = torch.Generator().manual_seed(seed)
+        values = torch.randn(1, 3, generator=g)
+        returns = 10 * torch.rand((), generator=g) * values
+        report = calibration(values, returns, torch.ones(1, 3).bool(), torch.tensor(1.0))
+        assert 1 - 1e-12 < report["value_correlation"] <= 1
+
+
 def test_calibration_of_constant_values_is_finite():
     report = calibration(
         torch.ones(1, 3),

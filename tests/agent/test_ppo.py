@@ -1,4 +1,5 @@
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -46,10 +47,15 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_the_third_in_a_row_e
         report = learner.update(broken(random_rollout(learner.policy, 6, 4, seed=1)))
         assert report["steps"] == 0
         assert report["not_finite_steps"] == 4
+        assert math.isnan(report["value_loss"]), "a mean over no gradient step"
     assert torch.equal(weights(learner), before)
     assert learner.train_steps == 0
-    with pytest.raises(RuntimeError, match="3 updates in a row"):
-        learner.update(broken(random_rollout(learner.policy, 6, 4, seed=1)))
+    told = "3 updates in a row had no finite gradient, .* in rewards and observations, or lower "
+    resumed = learner_of()
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    for one in (learner, resumed):
+        with pytest.raises(RuntimeError, match=f"{told}policy.ppo.lr"):
+            one.update(broken(random_rollout(one.policy, 6, 4, seed=1)))
 
 
 def test_a_good_update_forgives_skipped_ones():

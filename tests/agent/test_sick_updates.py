@@ -137,7 +137,10 @@ def test_what_takes_three_updates_is_told_at_the_third_even_without_a_gradient(
 
 @pytest.mark.parametrize(
     ("ppo", "fault", "why"),
-    [({}, lost_reward, "no gradient was finite"), ({"target_kl": 1e-4}, other_policy, "too far")],
+    [
+        ({}, lost_reward, "no gradient was finite"),
+        ({"target_kl": 1e-4}, other_policy, "the policy moved too far before the first"),
+    ],
 )
 def test_an_update_without_a_step_is_told_with_its_reason(
     ppo: dict[str, object], fault: Fault, why: str
@@ -145,5 +148,6 @@ def test_an_update_without_a_step_is_told_with_its_reason(
     watch = Watch(AnomalyConfig())
     learner = learner_of(**ppo)
     first, second = updates(watch, learner, 2, fault)
-    assert why in first["skipped_update"]
+    told = f"{why}. If it happens again, lower policy.ppo.lr."
+    assert first["skipped_update"] == f"no gradient step was taken: {told}"
     assert "skipped_update" not in second

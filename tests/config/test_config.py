@@ -292,6 +292,10 @@ task.host_lr='[0.1]'
 task.host_lr='uniform(0.1,1000)'
 gates.min_blending_steps='[1,2]'
 policy.network.features=16
+task.kernel_size=5
+data.name='[synthetic,fashion32]'
+data.name='[synthetic,cifar10]' data.root=mine
+policy.ppo.probability_floor.op=0.16
 """.strip().splitlines()
 
 
@@ -306,6 +310,20 @@ def test_settings_that_do_not_go_together_are_one_message(line: str) -> None:
 @pytest.mark.parametrize("overrides", ACCEPTED)
 def test_settings_that_just_go_together_are_taken(overrides: str) -> None:
     settings(*overrides.split(" "))
+
+
+@pytest.mark.parametrize(
+    ("setting", "item", "quote"),
+    [
+        ("policy.heuristic.blueprint_rotation", "norm", ""),
+        ("task.host_lr", "0.1", "'"),
+        ("data.name", "synthetic", "'"),
+    ],
+)
+def test_a_list_has_64_items_at_most(setting: str, item: str, quote: str) -> None:
+    settings(f"{setting}={quote}[{','.join([item] * 64)}]{quote}")
+    with pytest.raises(UserError, match=rf"{setting}=.*\b64\b"):
+        settings(f"{setting}={quote}[{','.join([item] * 65)}]{quote}")
 
 
 @pytest.mark.parametrize(

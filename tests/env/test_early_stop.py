@@ -21,6 +21,7 @@ from esper_soa.config.env import EarlyStopConfig, GovernorConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.early_stop import Cause, advance
+from esper_soa.env.reduction import Reduction
 from esper_soa.env.step import initial_state
 from esper_soa.simulator import Simulator
 from esper_soa.state import Action, EnvState
@@ -218,18 +219,22 @@ def test_off_it_is_what_it_was_and_on_without_an_early_end_it_is_the_same() -> N
 @pytest.mark.parametrize(
     ("early", "all_end"), [({"patience": 6}, False), ({"patience": 1, "min_delta": 100.0}, True)]
 )
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_bar_counts_the_env_steps_that_are_played_and_ends_full(
-    early: dict, all_end: bool
+    early: dict, all_end: bool, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where other processes have as many envs, which are counted as those here."""
+    monkeypatch.setattr(Reduction, "all_envs", lambda self, own: processes * own)
     console = Console(file=io.StringIO(), width=200)
-    with Progress(8 * STEPS, console, "plain", interval=1e9) as progress:
+    with Progress(processes * 8 * STEPS, console, "plain", interval=1e9) as progress:
         played = played_out(stopping(8, **early), progress)
         result, _ = played.finish()
     assert bool(played.env.state.ending.over.all()) == all_end
     assert result.env_steps < 8 * STEPS
     assert isinstance(console.file, io.StringIO)
     (line,) = console.file.getvalue().splitlines()
-    assert f"{result.env_steps}/{result.env_steps} env-steps" in line
+    env_steps = processes * result.env_steps
+    assert f"{env_steps}/{env_steps} env-steps" in line
 
 
 def test_an_env_that_a_rollback_has_ended_is_terminated_once() -> None:

@@ -51,10 +51,13 @@ def test_what_is_needed_at_other_times_does_not_add_up(monkeypatch: pytest.Monke
     parts = [Need(f"part{size}", size * 2**20, (), during) for during, size in sizes.items()]
     monkeypatch.setattr("esper_soa.lab.check_device.needs", lambda cfg, device: parts)
     console = Console(file=io.StringIO(), width=140)
-    console.print(memory_table(TrainConfig(), torch.device("cpu")))
+    for free in (None, 3 * 2**29):
+        monkeypatch.setattr("esper_soa.lab.check_device.free_memory", lambda _, free=free: free)
+        console.print(memory_table(TrainConfig(), torch.device("cpu")))
     lines = [line.split() for line in printed(console).splitlines()]
     assert ["part4", "4.0", "MiB"] in lines
-    assert [line[-2] for line in lines if line[:1] == ["together,"]] == ["8.0"]
+    assert [line[-2] for line in lines if line[:1] == ["together,"]] == ["8.0", "8.0"]
+    assert [line[3:] for line in lines if line[:1] == ["free"]] == [["unknown"], ["1.5", "GiB"]]
 
 
 @pytest.mark.slow

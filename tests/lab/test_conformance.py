@@ -96,6 +96,7 @@ FAULTY: dict[str, dict[str, list[str]]] = {
         "following": ["at env-step .*: what it decides for env 0 depends on"],
         "writing": [FIRST + "it changes the view", FIRST + "it changes its memory in place"],
         "beyond": [FIRST + "env 0: op 6 is not legal"],
+        "climbing": [FIRST + "env 0: op 6 is not legal"],  # of one head, so it is told once
         "bare": [FIRST + "its decision is a Action, not a Decision"],
         "listing": ["its memory is a list, not a tuple of tensors"],
         "loose": [FIRST + "its value is of torch.float64, not", FIRST + "its value has a gradient"],

@@ -95,11 +95,14 @@ def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
     assert torch.equal(training_order(stream, 11, 16, 5), whole[:, 16:21])
 
 
-def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_a_time", [2 * 11, 6])  # two envs, or one whatever it takes
+def test_an_order_that_is_too_large_to_hold_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
     stream = keys(DATA_ORDER, range(5))
+    monkeypatch.setattr(orders, "SORT_ELEMENTS", at_a_time)
     sorted_ones = training_order(keys(DATA_ORDER, range(5)), 11, 0, 33)
     monkeypatch.setattr(orders, "MAX_STORED", 5 * 11 - 1)
-    monkeypatch.setattr(orders, "SORT_ELEMENTS", 2 * 11)
     book = SampleOrders(stream, 11, 5)
     order = torch.cat([book.draw(0, 7), book.draw(7, 26)], dim=1)
     assert book.order.numel() == 0
@@ -135,9 +138,10 @@ def test_validation_images_are_a_fixed_draw_without_repetition() -> None:
 def test_work_and_classes_beyond_the_data_are_errors_that_name_the_limit(images: ImageSet) -> None:
     check_work(images, 7, 5)
     for train, val, told in (
-        (8, 5, "train_samples=8: must be at most 7, the training images of noise"),
-        (7, 6, "val_samples=6: must be at most 5, the validation images of noise"),
+        (8, 5, "train_samples=8: .* 7, the training images of noise. Lower train_samples, lower"),
+        (7, 6, "val_samples=6: .* 5, the validation images of noise. Lower val_samples, raise"),
     ):
+        told += " data.validation_images, or choose a larger data set."
         with pytest.raises(SettingError, match=told):
             check_work(images, train, val)
     check_classes(images, 8)  # labels 0 to 7
@@ -257,9 +261,14 @@ def test_split_training_gives_every_env_its_chunk_of_one_permutation(images: Ima
     # D = 7, V = 5, B = 1, N = 3: 7 // 3 = 2 training batches; test: one whole batch of 3 and 2
     # left, for envs 0 and 1
     assert split_sizes(images, 1, 3) == Split(3, 1, 2, 2, 2)
-    told = "envs=4: must be at most 3 with data.split=true.*7 training images"
+    told = "envs=4: must be at most 3 with data.split=true, so that the 7 training images of noise "
+    told += "give every env a batch of 2. Lower envs or batch_size, or set data.split=false."
     with pytest.raises(SettingError, match=told):
         split_sizes(images, 2, 4)
+    told = "envs=6: must be at most 5 with data.split=true, so that the validation images of noise "
+    told += "give every env one. Lower envs, or set data.split=false."
+    with pytest.raises(SettingError, match=told):
+        split_sizes(images, 1, 6)
     split = Split(num_envs=3, batch_size=2, num_batches=2, train_samples=4, val_samples=0)
     key = keys(DATA_ORDER, range(1))
     order = split_training_order(key, 13, 4, split)

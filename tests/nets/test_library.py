@@ -167,6 +167,11 @@ def test_what_has_changed_is_built_again(
     assert cache.load_stored(warm, key) == found
 
 
+def test_a_digest_that_a_power_cut_left_as_zeros_is_none(warm: Path) -> None:
+    files(warm)[1].write_bytes(bytes(120))
+    assert cache.load_stored(warm, library.library_key()) is None
+
+
 def test_what_is_stored_is_closed_to_others_and_has_a_digest_for_sha256sum(tmp_path: Path) -> None:
     code = f"import os; os.umask(0); {LOAD}"
     assert ended(start(code, XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0

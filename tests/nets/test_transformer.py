@@ -27,7 +27,12 @@ from esper_soa.nets.engines.cpu.sequences import (
     native_shape,
 )
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS, seed_table
+from esper_soa.nets.model.blueprints import (
+    SEQUENCE_BLUEPRINTS,
+    initial_seeds,
+    seed_forward,
+    seed_table,
+)
 from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
 from esper_soa.nets.model.segments import Forward
@@ -326,6 +331,14 @@ def test_dropout_is_in_every_place_of_training_and_in_none_of_validation() -> No
     assert not torch.equal(first, losses(lambda: torch.tensor([2])))
     assert torch.equal(first, losses(lambda: torch.tensor([1])))
     assert torch.equal(losses(None), losses(None))
+
+
+def test_a_norm_leaves_features_as_they_are_at_first() -> None:
+    (norm,) = (one for one in SEQUENCE_BLUEPRINTS if one.name == "norm")
+    keys = streams.stream_keys(1, streams.SEED_INIT, (), torch.arange(2))
+    rows = initial_seeds(norm, 8, keys, torch.zeros(2, dtype=torch.bool), torch.float32)
+    x = torch.randn(3, 2 * 8, 5, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(seed_forward(norm, seed_table(norm, 8).unpack(rows), x), x)
 
 
 def test_embeddings_begin_as_normal_numbers_of_the_streams() -> None:

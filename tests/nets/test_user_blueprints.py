@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -192,6 +193,15 @@ def test_a_blueprint_that_cannot_grow_is_refused_while_building(name: str) -> No
     told = f"^task.blueprints={reference}: must be .*{FAULTS[name]}"
     with pytest.raises(SettingError, match=told):
         task_shape(TaskConfig(blueprints=["norm", reference], base_channels=2), ["r0c0"])
+
+
+def test_a_module_that_is_there_needs_no_other_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "needy.py").write_text("import no_such_package\n")
+    with pytest.raises(SettingError, match=r"\(No module named 'no_such_package'\)\.$"):
+        registry.find(registry.BLUEPRINT, "needy:twice", "task.blueprints")
 
 
 def test_two_blueprints_of_one_name_are_refused() -> None:

@@ -313,6 +313,7 @@ FAULTS = {
     "tiny": "its segment 5 pools features of one pixel",
     "even": "a block with a kernel of 4 pixels: must be odd",
     "wider": "its parts turn 1 channels into 8",
+    "vacant": r"a residual segment of \(\): must be of a tuple of parts \(Conv, ",
     "word": r"host word: it gives chain, no tuple of segments \(ConvBlock, Residual\)",
     "seedlike": "host seedlike: it gives a Conv among its segments, no ConvBlock and no Residual",
     "bare": "host bare: it gives a module, so it must be called with the number of classes",

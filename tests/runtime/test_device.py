@@ -43,11 +43,18 @@ def test_auto_takes_a_gpu_where_there_is_one_and_cpu_is_always_there() -> None:
 
 @pytest.mark.skipif(GPUS > 0, reason="this machine has a GPU")
 @pytest.mark.parametrize("setting", ["cuda", "cuda:0", "cuda:1"])
-def test_cuda_without_cuda_is_refused_with_the_reason(setting: str) -> None:
-    with pytest.raises(
-        SettingError, match=rf"device={setting}: must be auto or cpu here\. .*torch"
-    ):
-        resolve_device(setting)
+def test_cuda_without_cuda_is_refused_with_the_reason(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = (
+        "The installed torch is a CPU build; install a CUDA build of torch.",
+        "torch finds no usable NVIDIA GPU or driver.",
+    )
+    for reason, cuda in zip(reasons, (None, "12.6"), strict=True):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        with pytest.raises(SettingError) as caught:
+            resolve_device(setting)
+        assert str(caught.value) == f"device={setting}: must be auto or cpu here. {reason}"
 
 
 @pytest.mark.gpu
@@ -110,13 +117,15 @@ def test_workers_are_as_many_as_cores_but_no_more_than_chunks(
 
 
 def test_a_gpu_takes_no_second_worker() -> None:
-    with pytest.raises(SettingError, match="compute.workers=2: must be 0 or 1 on cuda"):
+    with pytest.raises(
+        SettingError, match="=2: must be 0 or 1 on cuda. Workers share the CPU's cores."
+    ):
         choose_workers(2, 4, GPU)
 
 
 def test_more_threads_than_make_sense_are_refused() -> None:
     most = 4 * usable_cores()
-    told = f"={most + 1}: must be at most {most} here"
+    told = f"={most + 1}: must be at most {most} here. That is 4 per usable core."
     with pytest.raises(SettingError, match=f"compute.workers{told}"):
         choose_workers(most + 1, 10_000, CPU)
     with pytest.raises(SettingError, match=f"compute.threads{told}"):
@@ -183,9 +192,11 @@ def test_no_tensor_of_a_gpu_gets_more_elements_than_its_kernels_index(kind: str)
         return choose_env_chunk(setting, envs, batch_size, device, elements=elements)
 
     assert chunk(0) == chunk(8191) == 8191  # (2^31 - 1) / 2^18
-    with pytest.raises(SettingError, match=r"^compute.env_chunk=8192: must be at most 8191 here"):
+    bound = f"A tensor of {kind} has at most 2147483647 elements."
+    told = f"^compute.env_chunk=8192: must be at most 8191 here. {bound}"
+    with pytest.raises(SettingError, match=told):
         chunk(8192)
-    told = r"^batch_size=1000000: must be at most 262143 with these hosts"
+    told = f"^batch_size=1000000: must be at most 262143 with these hosts. {bound}"
     with pytest.raises(SettingError, match=told):
         chunk(0, 1_000_000, 1)
     found = [choose_eval_batch(device, elements=2**power) for power in (28, 20, 31)]

@@ -119,6 +119,12 @@ def test_gradient_drift_is_measured_from_the_mean_before_the_update() -> None:
     # means 2.0 and 1.9901: 0.99 / 2 = 0.495, 1.0101 / 1.9901 = 0.5076; told once
     told = [names(falling, gradient_norm=norm) for norm in (2.0, 1.01, 0.98, 0.98)]
     assert told == [[], [], ["gradient_drift"], []]
+    rising = Watch(exact)
+    names(rising, gradient_norm=1.0)
+    assert rising.look(HEALTHY | {"gradient_norm": 9.0}) == {
+        "gradient_drift": "the gradient norm is 9, its running mean 1 (drift 8.00, above 0.5) for "
+        "1 updates or more. Lower policy.ppo.lr."
+    }
     patient = Watch(AnomalyConfig())  # 20 is above 5 times the mean, which moves by a tenth
     assert [names(patient, gradient_norm=norm) for norm in (1.0, 20.0, 1.0, 20.0, 40.0)] == [[]] * 5
 
@@ -154,7 +160,10 @@ def test_numbers_that_are_not_finite_are_named() -> None:
         HEALTHY | {"value_loss": math.inf, "q_loss": math.nan, "loss": math.nan}
     )
     assert next(iter(found)) == "not_finite"
-    assert found["not_finite"].startswith("value_loss, q_loss, loss is not finite.")
+    assert found["not_finite"] == (
+        "value_loss, q_loss, loss is not finite. Look at reward and val_loss of this round in "
+        "metrics.jsonl; if they are sound, lower policy.ppo.lr."
+    )
 
 
 def test_what_is_not_reported_or_not_in_use_or_switched_off_is_not_judged() -> None:

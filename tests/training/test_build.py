@@ -1,9 +1,11 @@
 """What is built from settings is what they say: each setting that reaches the rules of a run."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import user_files
 from tiny_world import CPU, tiny_settings
 
 from esper_soa.config.agent import PolicyConfig
@@ -16,10 +18,13 @@ from esper_soa.config.env import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.config.nets import SubsetRows
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import DataConfig, SubsetRows
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.attribution import arrival_orders, prefix_codes
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
+from esper_soa.nets.data.datasets import count_samples, load_samples
+from esper_soa.runtime import memory
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.training import build
 from esper_soa.training.build import build_rules
@@ -138,6 +143,24 @@ def test_few_slots_need_no_sampled_subsets() -> None:
     rules = build_rules(few, CPU)
     assert rules.shapley_orders is None
     assert rules.nets.rows.codes == ()
+
+
+def test_a_world_needs_room_for_samples_that_it_loads_and_beside_other_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = load_samples(settings().data, CPU)
+    cfg = settings(data=DataConfig(root=str(user_files.write(tmp_path / "mine.npz"))))
+    counted = memory.NO_SAMPLES, count_samples(cfg.data)
+    handed, loaded = (memory.at_once(memory.needs(cfg, CPU, samples)) for samples in counted)
+    assert handed < loaded
+    monkeypatch.setattr(memory, "free_memory", lambda device: loaded - 1)
+    build.build_world(cfg, CPU, data=data)
+    with pytest.raises(SettingError, match="must be so small that cpu holds the run"):
+        build.build_world(cfg, CPU)
+    two = Ranks()
+    two.beside = 2
+    with pytest.raises(SettingError, match="must be so small that cpu holds the run"):
+        build.build_world(cfg, CPU, data=data, ranks=two)
 
 
 def test_a_world_takes_its_device_before_anything_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

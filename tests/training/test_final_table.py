@@ -131,6 +131,7 @@ def test_losses_beyond_the_range_of_an_exponential_end_in_a_table(
         (33.3e-6, "MFLOP", "0.133 0.0666"),
         (1e-3, "MFLOP", "4 2"),
         (1.0, "GFLOP", "4 2"),
+        (9.9, "GFLOP", "39.6 19.8"),
         (1e3, "TFLOP", "4 2"),
         (1e6, "TFLOP", "4,000 2,000"),
     ],

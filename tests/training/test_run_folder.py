@@ -55,7 +55,8 @@ def test_a_given_folder_is_taken_as_it_is_and_left_empty(tmp_path: Path) -> None
 )
 def test_a_folder_with_results_is_refused(tmp_path: Path, result: str) -> None:
     (tmp_path / result).touch()
-    with pytest.raises(UserError, match=rf"run_dir={tmp_path}: already holds .*{result}"):
+    told = rf"run_dir={tmp_path}: already holds the results of a run \({result}\)\. Choose another "
+    with pytest.raises(UserError, match=rf"{told}folder, or go on with resume=auto\.$"):
         open_run_folder(str(tmp_path), "trial")
 
 
@@ -132,7 +133,9 @@ def test_auto_begins_anew_in_its_folder_unless_a_run_has_ended_there(
 
 def test_a_path_through_a_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"run_dir=.*file/run: cannot be written"):
+    with pytest.raises(
+        UserError, match=r"file/run: cannot be written .*\. Choose another with run_dir"
+    ):
         open_run_folder(str(tmp_path / "file" / "run"), "trial")
 
 
@@ -154,7 +157,9 @@ def damage(path: Path) -> None:
 def test_a_checkpoint_goes_on_in_its_own_folder(three: RunFolder, tmp_path: Path) -> None:
     checkpoint = str(three.checkpoint(2))
     assert resume_start(checkpoint, str(three.path), "trial").checkpoint == three.checkpoint(2)
-    with pytest.raises(UserError, match="goes on in the folder of its checkpoint"):
+    with pytest.raises(
+        UserError, match=r"in the folder of its checkpoint, .*\. Leave run_dir out\."
+    ):
         resume_start(checkpoint, str(tmp_path / "other"), "trial")
 
 
@@ -195,7 +200,9 @@ def test_a_folder_without_a_whole_checkpoint_is_an_error(three: RunFolder) -> No
         damage(three.checkpoint(rounds))
     for resume, run_dir in (("auto", str(three.path)), (str(three.path), "")):
         with pytest.raises(
-            CheckpointError, match=rf"resume={resume}: .*000003\.pt: damaged .*and 2 older ones"
+            CheckpointError,
+            match=rf"resume={resume}: .*000003\.pt: damaged .*\(and 2 older ones are no "
+            r"better\)\. Give another run folder$",
         ):
             resume_start(resume, run_dir, "trial")
 

@@ -179,6 +179,7 @@ def test_the_tables_tell_means_over_seeds_and_differences_by_seed() -> None:
     console = quiet()
     command.report(console, numbers, compare_groups(numbers))
     told = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "group test accuracy test accuracy less rent parameters training GFLOP EPS" in told
     # standard error 1, t of one degree of freedom 12.706
     assert "a 51.00 [38.29, 63.71] 50.00 [37.29, 62.71] 7,500 2.5 20.0" in told
     assert "b 53.00 [27.59, 78.41] 50.00 [37.29, 62.71] 7,500 2.5 5.5" in told

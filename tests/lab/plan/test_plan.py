@@ -22,7 +22,7 @@ from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import DataConfig
-from esper_soa.config.settings import ComputeConfig, TrainConfig, settings_yaml
+from esper_soa.config.settings import MAX_ENVS, ComputeConfig, TrainConfig, settings_yaml
 from esper_soa.env.step import StepData
 from esper_soa.lab.plan import probe
 from esper_soa.lab.plan.plan import (
@@ -78,6 +78,7 @@ def test_what_is_left_is_shared_by_more_envs() -> None:
     assert plan_of().most_envs == 4 + (1024 - 100) // 2
     assert plan_of(TOOK._replace(free=96 * MIB)).most_envs == 2
     assert plan_of(TOOK._replace(free=-1)).most_envs == 0
+    assert plan_of(TOOK._replace(free=2**60)).most_envs == MAX_ENVS
     on_gpu = plan_of(TOOK._replace(device=200 * MIB))
     assert (on_gpu.run_memory, on_gpu.most_envs) == (200 * MIB, 4 + (1024 - 200) // 2)
 
@@ -264,6 +265,10 @@ def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
     assert len(pace.full_times) == 8
     assert sum(pace.paces) == pytest.approx(8 * 2.0)
     assert pace.beside == pytest.approx(3.0)
+    pace.clock = iter((100.0, 102.0, 107.0, 108.0)).__next__
+    for phase in ("telemetry", "files", "update", "files"):
+        pace.on_phase_end(phase)
+    assert (pace.files_seconds, pace.update_seconds) == (3.0, 5.0)
 
 
 def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -51,6 +52,14 @@ def test_the_page_has_what_was_written_so_far_and_then_tells_news(
     assert asked(server, "/vega.js")[1] == PROGRAM
     _, stamp = server.look()
     assert list(json.loads(asked(server, f"/news?since={stamp}")[1])) == ["changed"]
+    for ago, least in ((3600, 3600), (-3600, 0)):  # also files of a clock that runs ahead
+        written = time.time() - ago
+        for file in (one for one in run.rglob("*") if one.is_file()):
+            os.utime(file, (written, written))
+        news = json.loads(asked(server, "/news")[1])
+        page = re.search(r'data-changed="(\d+)"', asked(server, "/")[1])
+        assert page is not None
+        assert all(least <= int(seconds) < least + 60 for seconds in (news["changed"], page[1]))
     write_lines(run / "metrics.jsonl", [line(1, 40.0), line(2, 46.5)])
     news = json.loads(asked(server, f"/news?since={stamp}")[1])
     assert news["stamp"] != stamp

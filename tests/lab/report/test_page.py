@@ -133,6 +133,9 @@ def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str
     assert (drawn["shapley", "x"], drawn["shapley", "y"]) == ("shapley", "slot")
     text = page_text(places["sweep"])
     assert "<td>1</td><td>4.1</td><td>0.3</td><td>0.001</td>" in text, "what the update reported"
+    tables = shown_in(places["sweep"])[1]
+    parts = ("ops", "terms", "shapley", "entropy", "times")
+    assert [len({*tables[name]["run"]}) for name in parts] == [6] * 5, "rows of every run"
 
 
 def test_figures_have_the_height_the_colours_and_the_words_of_what_they_draw(

@@ -52,6 +52,21 @@ def test_a_job_that_is_killed_is_noted_as_such(job: JobRecord, tmp_path: Path) -
     assert read_records(tmp_path)[0].message == "its process was ended by SIGKILL"
 
 
+def test_a_job_that_ends_without_a_word_is_told_with_its_status(
+    job: JobRecord,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start = subprocess.Popen
+    command = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda _, **given: start(command, **given))
+    assert watch(print, None, tmp_path, job) is None
+    told = "its process was ended with status 3"
+    assert read_records(tmp_path)[0].message == told
+    assert capsys.readouterr().err == f"error: job 0: {told}\n"
+
+
 def test_a_signal_reaches_the_job_and_ends_the_sweep(job: JobRecord, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
@@ -143,14 +158,21 @@ def test_a_job_of_a_sweep_has_neither_a_folder_nor_a_checkpoint_of_its_own(
     for allowed in (TrainConfig(), TrainConfig(resume="auto", run_dir=str(tmp_path)), ranks):
         check_job(context, allowed)
     for cfg, told in (
-        (TrainConfig(resume="there"), "resume=there: must be auto, as the jobs of a sweep cannot"),
-        (TrainConfig(run_dir=str(tmp_path / "0")), "the folders of this sweep are in"),
+        (TrainConfig(resume="there"), "resume=there: must be auto, as the jobs .* cannot share"),
+        (
+            TrainConfig(run_dir=str(tmp_path / "0")),
+            "folders of this sweep are in .*. Give run_dir one value, or set ",
+        ),
     ):
         with pytest.raises(UserError, match=told):
             check_job(context, cfg)
     OmegaConf.update(context, "sweeper._target_", f"{PLUGIN_PACKAGE}.search.OptunaSweeper")
     OmegaConf.update(context, "sweeper.pruner", "median", force_add=True)
-    with pytest.raises(UserError, match=r"hydra.sweeper.pruner=median: must be none with ranks=2"):
+    told = (
+        "hydra.sweeper.pruner=median: must be none with ranks=2. The processes of a run cannot be "
+    )
+    told += "ended by what one of them is told."
+    with pytest.raises(UserError, match=told):
         check_job(context, ranks)
     check_job(context, TrainConfig())
     OmegaConf.update(context, "sweeper.pruner", "none")

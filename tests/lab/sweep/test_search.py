@@ -84,8 +84,8 @@ def test_overrides_become_the_space_that_they_name() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["rounds=5"], "there is no setting to search for"),
-        (["envs=int(tag(log,interval(0,8)))"], "is no interval to search"),
+        (["rounds=5"], "search for. Give one or more, such as .* or reward=shaped,escrow"),
+        (["envs=int(tag(log,interval(0,8)))"], "is no interval to search .`low >= 1` must hold"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(overrides: list[str], told: str) -> None:

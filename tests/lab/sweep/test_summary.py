@@ -15,6 +15,7 @@ from esper_soa.lab.sweep.jobs import (
     DONE,
     FAILED,
     KILLED,
+    PRUNED,
     WAITING,
     JobRecord,
     read_records,
@@ -96,13 +97,13 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     killed = {"job": 1, "overrides": ["seed=2"], "status": "killed", "message": "by\nSIGKILL"}
     unknown = dict.fromkeys(first) | {"folder": str(tmp_path / "1")}
     assert written["jobs"][1] == killed | unknown
-    save_record(
-        tmp_path, JobRecord(1, ["seed=2", "slots=[r1c1]"], str(tmp_path / "1")).ended(DONE, 1.0)
-    )
-    shown = io.StringIO()
-    assert end_sweep(hydra, Console(file=shown, width=100))
-    assert "slots=[r1c1]" in shown.getvalue()
-    assert capsys.readouterr().err == ""
+    other = JobRecord(1, ["seed=2", "slots=[r1c1]"], str(tmp_path / "1"))
+    for status in (DONE, PRUNED):
+        save_record(tmp_path, other.ended(status, 1.0))
+        shown = io.StringIO()
+        assert end_sweep(hydra, Console(file=shown, width=100))
+        assert "slots=[r1c1]" in shown.getvalue()
+        assert capsys.readouterr().err == ""
 
 
 def test_a_sweep_without_a_job_is_no_success(tmp_path: Path) -> None:

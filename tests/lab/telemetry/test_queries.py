@@ -80,8 +80,9 @@ def answers(folder: Path) -> list[list[tuple]]:
 
 
 def test_1_and_2_accuracy_and_reward_by_round_and_of_every_host(
-    answers: list[list[tuple]], rounds: list[Witnessed]
+    folder: Path, answers: list[list[tuple]], rounds: list[Witnessed]
 ) -> None:
+    assert list(table_files(folder, "steps")) == [1, 2], "rounds count from 1"
     ends = [played.states[-1] for played in rounds]
     accuracy = [float(state.signals.val_accuracy.mean()) for state in ends]
     reward = [float(state.totals.reward.mean()) for state in ends]
@@ -308,6 +309,7 @@ def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixt
     status, told, _ = asked(capsys, run, sql, "limit=1")
     assert (status, "1 rows more" in told) == (0, True)
     assert "rows more" not in asked(capsys, run, sql, "limit=2")[1]
+    assert "1 rows more: limit=51" in asked(capsys, run, "select unnest(range(51)) as row")[1]
     assert "seed_lifecycle" in asked(capsys, run)[1]
 
 
@@ -341,6 +343,13 @@ def test_names_of_folders_are_taken_as_they_are(tmp_path: Path) -> None:
         database = open_database([some_run(tmp_path / name, number)])
         assert database.sql("select round from rounds").fetchall() == [(number,)]
         assert database.sql("select count(*) from steps").fetchall() == [(12,)]
+
+
+def test_a_folder_with_blanks_is_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(some_run(tmp_path / "my runs", 1).parent))
+    assert asked(capsys, "~/my runs")[::2] == (0, "")
 
 
 def test_a_file_that_was_cut_off_is_left_out_and_named(
@@ -405,3 +414,5 @@ def test_a_table_has_a_row_up_to_the_limit_and_numbers_of_six_digits(
     assert ["3", "0.5", "[y]"] in told
     assert ["1", "rows", "more:", "limit=3", "shows", "all"] in told
     assert ["1", "2", "3"] not in told
+    query.show([("x" * 500,)], ("a",), query.SETTINGS)
+    assert capsys.readouterr().out.count("x") == 500, "a long text is folded, not cut"
