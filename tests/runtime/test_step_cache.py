@@ -335,6 +335,6 @@ def test_compiled_kernels_equal_the_eager_ones_to_the_bit(
             torch.set_num_threads(threads)
             for number in (envs,) if reward.split else (2, envs, 129):
                 assert differs(rules, folder / step_key(rules), number) == ""
-    (state, measured), _ = example_inputs(rules, envs)
+    (state, measured, values), _ = example_inputs(rules, envs)
     with pytest.raises(LibraryError, match="other dtypes or shapes"):
-        kernels.record_and_observe(rules, state, measured[1:])
+        kernels.record_and_observe(rules, state, measured[1:], values)
