@@ -8,6 +8,8 @@ from pathlib import Path
 from signal import Signals
 from statistics import fmean
 
+import torch
+
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.runtime.device import apply_threads, resolve_device
@@ -23,7 +25,7 @@ from esper_soa.training.metrics import RoundResult
 from esper_soa.training.players import build_players
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER
-from esper_soa.training.run_folder import rounds_of, write_config, write_versions
+from esper_soa.training.run_folder import RunFolder, rounds_of, write_config, write_versions
 from esper_soa.training.session import Session
 from esper_soa.training.task_run import TaskRun
 
@@ -42,18 +44,17 @@ class Run:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Build a run at its start; resumed: `restore` comes next, so policy.init is not read."""
-        self.device = resolve_device(cfg.device, ranks.local_rank)
+        device = resolve_device(cfg.device, ranks.local_rank)
         apply_threads(cfg.compute.threads)
         self.cfg = cfg
         self.session = session
-        self.folder = session.folder  # paths of the files of the run
         self.ranks = ranks
         by_task = cfg.by_task
         own = [
             replace(one, policy=replace(one.policy, init=SCRATCH)) if resumed else one
             for one in by_task.values()
         ]
-        worlds = [build_worlds(one, self.device, ranks) for one in by_task.values()]
+        worlds = [build_worlds(one, device, ranks) for one in by_task.values()]
         players = build_players(own, worlds)
         self.learner = players[0].learner
         # a task that is alone has the folder of the run
@@ -62,15 +63,30 @@ class Run:
         tasks = [TaskRun(*part, ranks, callbacks) for part in parts]
         self.tasks = dict(zip(by_task, tasks, strict=True))
         self.watch = Watch(cfg.telemetry.anomaly)
-        self.profile = make_profile(cfg.profile, self.device, self.folder.path)
+        self.profile = make_profile(cfg.profile, device, session.folder.path)
         self.best_accuracy = -math.inf  # as of SavedRun
         self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.remember()
 
     @property
+    def folder(self) -> RunFolder:
+        """Paths of the files of the run."""
+        return self.session.folder
+
+    @property
+    def device(self) -> torch.device:
+        """What all tasks are computed on."""
+        return next(iter(self.tasks.values())).world.device
+
+    @property
     def rounds_done(self) -> int:
         """Rounds done, of all tasks."""
         return next(iter(self.tasks.values())).totals.rounds_done
+
+    @property
+    def rounds_held(self) -> int:
+        """Rounds done when `content` was taken."""
+        return next(iter(self.content["tasks"].values()))["progress"]["rounds_done"]
 
     def restore(self, checkpoint_run: resume.SavedRun, path: Path) -> None:
         """Continue from `checkpoint_run`; files of later rounds are cut back."""
@@ -122,7 +138,6 @@ class Run:
             weights = learner.policy.state_dict()
             copies = {name: weight.clone() for name, weight in weights.items()}
             state = learner.state_dict() | {"policy": copies}
-        self.rounds_held = self.rounds_done
         self.content = {
             "tasks": {name: task.content() for name, task in self.tasks.items()},
             "settings": asdict(self.cfg),
