@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from itertools import cycle
 from pathlib import Path
 from unittest import mock
 
@@ -283,14 +284,20 @@ def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
 
 
 @pytest.mark.parametrize(
-    "fault", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)], ids=["none", "slow"]
+    "answer",
+    [
+        FileNotFoundError("git"),
+        subprocess.TimeoutExpired("git", 10),
+        subprocess.CompletedProcess([], 128, stdout=""),
+    ],
+    ids=["none", "slow", "refused"],
 )
 def test_versions_are_written_without_a_git_that_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
     folder = RunFolder(tmp_path)
     (tmp_path / ".git").mkdir()
     monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "esper_soa" / "training" / "x.py"))
-    monkeypatch.setattr(run_folder.subprocess, "run", mock.Mock(side_effect=fault))
+    monkeypatch.setattr(run_folder.subprocess, "run", mock.Mock(side_effect=cycle([answer])))
     write_versions(folder, "cpu", {})
     assert json.loads(folder.versions.read_text())["git"] is None
