@@ -138,7 +138,7 @@ class Run:
             weights = learner.policy.state_dict()
             copies = {name: weight.clone() for name, weight in weights.items()}
             state = learner.state_dict() | {"policy": copies}
-        self.content = {
+        self.content: dict = {
             "tasks": {name: task.content() for name, task in self.tasks.items()},
             "settings": asdict(self.cfg),
             "versions": package_versions(),

@@ -225,3 +225,10 @@ def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> Non
     extended = host_shape(task, slots, (*BLUEPRINTS, deep))
     assert row_layout(plain, 0).seed == 2 * (9 * 64 + 16)
     assert row_layout(extended, 0).seed == 3 * (9 * 64 + 16)
+
+
+@pytest.mark.parametrize("part", [Conv, Depthwise])
+@pytest.mark.parametrize("kernel", [4, 0, -1])
+def test_a_kernel_that_no_padding_leaves_the_size_of_images_is_refused(part, kernel: int) -> None:
+    with pytest.raises(ValueError, match="odd, so that padding can leave an image its size"):
+        part(kernel=kernel)

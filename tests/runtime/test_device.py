@@ -192,6 +192,7 @@ def test_no_tensor_of_a_gpu_gets_more_elements_than_its_kernels_index(kind: str)
         return choose_env_chunk(setting, envs, batch_size, device, elements=elements)
 
     assert chunk(0) == chunk(8191) == 8191  # (2^31 - 1) / 2^18
+    assert chunk(8192, envs=100) == 100, "of which no more are together than there are"
     bound = f"A tensor of {kind} has at most 2147483647 elements."
     told = f"^compute.env_chunk=8192: must be at most 8191 here. {bound}"
     with pytest.raises(SettingError, match=told):

@@ -2,12 +2,17 @@
 
 import math
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import cast
+from unittest import mock
 
 import pytest
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import AnomalyConfig
 from esper_soa.training.anomaly import Watch, WatchState
+from esper_soa.training.progress import LOGGER
+from esper_soa.training.running import Run
 
 HEALTHY = {
     "steps": 4.0,
@@ -187,3 +192,12 @@ def test_a_resumed_watch_goes_on_with_streaks_and_does_not_tell_twice() -> None:
 def test_a_table_without_a_head_is_refused() -> None:
     with pytest.raises(SettingError, match=r"telemetry.anomaly.entropy_collapse"):
         AnomalyConfig(entropy_collapse={"op": 0.1})
+
+
+def test_an_anomaly_is_told_with_the_round_counted_from_1() -> None:
+    run = cast(Run, SimpleNamespace(watch=Watch(AnomalyConfig()), rounds_done=0))
+    with mock.patch.object(LOGGER, "warning") as told:
+        line = Run.look(run, HEALTHY | {"ratio_max": 9.0})
+    words, *values = told.call_args[0]
+    assert (words % tuple(values)).startswith("round 1  ratio_explosion: ratio_max is 9, above ")
+    assert line["anomalies"] == ["ratio_explosion"]

@@ -18,11 +18,12 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.config.env import GovernorConfig
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.step import look
+from esper_soa.env.step import StepResult, look
 from esper_soa.env.world import World
-from esper_soa.state import Decision, EnvState, View
+from esper_soa.state import Action, Decision, EnvState, View
 from esper_soa.training import collect
 from esper_soa.training.build import build_world
+from esper_soa.training.callbacks import Facts, Recorder
 from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.metrics import PendingCopy
 from esper_soa.training.players import build_player
@@ -213,6 +214,32 @@ def test_every_env_step_is_played_with_its_own_noise(played: Witnessed, world: W
     world.start_round(0)
     for t, view in enumerate(played.views):
         assert torch.equal(view.noise, world.noise(t))
+
+
+def test_a_reward_that_is_not_finite_is_no_row_and_a_full_record_has_probabilities(
+    world: World, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    recorder.full = True
+    facts = list[Facts]()
+    monkeypatch.setattr(recorder, "pack", facts.append)
+    quiet = Progress(ENVS, Console(file=io.StringIO()), "off")
+    agent = learner.policy
+    assert isinstance(agent, RecurrentPolicy)
+    request = Round(0, quiet, recorder=recorder)
+    episode = EpisodeRunner(world, Player(agent, learner), request)
+    apply = episode.env.apply_action_
+
+    def lose_a_reward(action: Action) -> StepResult:
+        result = apply(action)
+        result.terms.total[1] = math.nan
+        return result
+
+    monkeypatch.setattr(episode.env, "apply_action_", lose_a_reward)
+    episode.step_()
+    assert episode.rollout is not None
+    assert episode.rollout.rows.valid[0].tolist() == [True, False, True]
+    assert facts[0].probabilities is not None
 
 
 def test_a_round_without_a_learner_has_no_rollout_and_the_same_hosts(

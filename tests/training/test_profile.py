@@ -66,6 +66,7 @@ def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
 def test_shares_come_in_one_order_and_sum_to_all() -> None:
     text = shares({"update": 1.0, "training": 2.0, "mine": 1.0})
     assert text == "training 50.0 %, update 25.0 %, mine 25.0 %"
+    assert shares({"training": 0.0}) == "training 0.0 %", "by a clock that did not move"
 
 
 def played(profile: Observer, steps: int = 3) -> EpisodeRunner:
@@ -125,7 +126,7 @@ def test_a_run_too_short_for_a_trace_says_so(
     profile = make_profile("torch", CPU, tmp_path)
     profile.env_step()
     profile.close()
-    assert "no trace" in told.messages[0]
+    assert told.messages[0] == "profile  no trace: it needs 7 env-steps in a run"
     assert not (tmp_path / "trace.json").exists()
 
 

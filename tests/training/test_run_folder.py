@@ -2,8 +2,11 @@
 
 import json
 import re
+import subprocess
 from importlib import metadata
+from itertools import cycle
 from pathlib import Path
+from unittest import mock
 
 import hydra
 import numpy
@@ -11,6 +14,7 @@ import pytest
 
 from esper_soa.config.errors import UserError
 from esper_soa.lab.sweep.plugins import open_sweep_folder
+from esper_soa.training import run_folder
 from esper_soa.training.checksum import CheckpointError, write_sealed
 from esper_soa.training.run_folder import (
     RunFolder,
@@ -277,3 +281,23 @@ def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
     packages = record["packages"]
     assert (packages["torch"], packages["numpy"]) == (metadata.version("torch"), numpy.__version__)
     assert packages["hydra-core"] == hydra.__version__
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        FileNotFoundError("git"),
+        subprocess.TimeoutExpired("git", 10),
+        subprocess.CompletedProcess([], 128, stdout=""),
+    ],
+    ids=["none", "slow", "refused"],
+)
+def test_versions_are_written_without_a_git_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "esper_soa" / "training" / "x.py"))
+    monkeypatch.setattr(run_folder.subprocess, "run", mock.Mock(side_effect=cycle([answer])))
+    write_versions(folder, "cpu", {})
+    assert json.loads(folder.versions.read_text())["git"] is None
