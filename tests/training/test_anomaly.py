@@ -2,17 +2,14 @@
 
 import math
 from dataclasses import asdict
-from types import SimpleNamespace
-from typing import cast
-from unittest import mock
+from pathlib import Path
 
 import pytest
+from tiny_runs import fresh, records, settings
 
 from esper_soa.config.errors import SettingError
-from esper_soa.config.settings import AnomalyConfig
+from esper_soa.config.settings import AnomalyConfig, TelemetryConfig
 from esper_soa.training.anomaly import Watch, WatchState
-from esper_soa.training.progress import LOGGER
-from esper_soa.training.running import Run
 
 HEALTHY = {
     "steps": 4.0,
@@ -194,10 +191,9 @@ def test_a_table_without_a_head_is_refused() -> None:
         AnomalyConfig(entropy_collapse={"op": 0.1})
 
 
-def test_an_anomaly_is_told_with_the_round_counted_from_1() -> None:
-    run = cast(Run, SimpleNamespace(watch=Watch(AnomalyConfig()), rounds_done=0))
-    with mock.patch.object(LOGGER, "warning") as told:
-        line = Run.look(run, HEALTHY | {"ratio_max": 9.0})
-    words, *values = told.call_args[0]
-    assert (words % tuple(values)).startswith("round 1  ratio_explosion: ratio_max is 9, above ")
-    assert line["anomalies"] == ["ratio_explosion"]
+def test_an_anomaly_is_told_with_the_round_counted_from_1(tmp_path: Path) -> None:
+    watched = TelemetryConfig(progress="off", anomaly=AnomalyConfig(max_ratio=0.5))
+    fresh(settings(rounds=1, telemetry=watched), tmp_path)
+    assert "round 1  ratio_explosion: ratio_max is " in (tmp_path / "log.txt").read_text()
+    (line,) = records(tmp_path / "metrics.jsonl")
+    assert "ratio_explosion" in line["anomalies"]
