@@ -243,7 +243,7 @@ def slot_backward_kernel(slot, gradient, pooled, codes):
         count = tl.load(head + seed.COUNT)
         blend_backward(work, head, flags, seed.alpha_of(slot, env), pointer, slot.shape)
         tl.debug_barrier()
-        for step in range(0, count):
+        for step in tl.range(0, count, disable_licm=True):
             number = count - 1 - step
             part = head + (1 + number) * seed.FIELDS
             kind = tl.load(part + seed.KIND)
