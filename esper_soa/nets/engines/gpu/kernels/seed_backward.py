@@ -111,14 +111,16 @@ def norm_backward(work, part, number, norm, direct, factor, shape):
     count = per_group * (shape.height * shape.width)
     level = seed.group_sum(scale * total, per_group, outputs, shape) / count
     slope = seed.group_sum(scale * product, per_group, outputs, shape) / count
+    through = factor * inverse
+    kept = direct + through * scale
+    level *= through
+    slope *= through * inverse
     tl.debug_barrier()
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         gradient, raw = cut_gradient(given, target, span, shape)
-        normalised = (raw - centre[None, :]) * inverse[None, :]
-        through = scale[None, :] * gradient - level[None, :] - normalised * slope[None, :]
-        values = direct[None, :] * gradient + factor[None, :] * (through * inverse[None, :])
-        store_map(target, span, values, shape.stride)
+        values = kept[None, :] * gradient - (raw - centre[None, :]) * slope[None, :]
+        store_map(target, span, values - level[None, :], shape.stride)
     seed.save_vector(vectors, seed.TOTAL, factor * total, shape)
     seed.save_vector(vectors, seed.PRODUCT, factor * product, shape)
     return total, product
