@@ -100,8 +100,8 @@ def norm_sums(work, part, number, shape):
 
 
 @triton.jit
-def norm_backward(work, part, number, norm, sums, direct, factor, shape):
-    """Gradient map <- direct * gradient + factor * that through the norm (its first column)."""
+def norm_backward(work, part, number, norm, sums, factor, shape):
+    """Gradient map <- (1 - factor) * gradient + factor * that through the norm (first column)."""
     total, product = sums
     vectors = seed.vectors_at(work, number + 1, shape)
     outputs = tl.load(part + seed.OUTPUTS)
@@ -117,7 +117,7 @@ def norm_backward(work, part, number, norm, sums, direct, factor, shape):
     level = seed.group_sum(scale * total, per_group, outputs, shape) / count
     slope = seed.group_sum(scale * product, per_group, outputs, shape) / count
     through = factor * inverse
-    kept = direct + through * scale
+    kept = 1.0 - factor + through * scale
     level *= through
     slope *= through * inverse
     tl.debug_barrier()
@@ -136,7 +136,7 @@ def conv_backward(work, part, number, shape):
         size = seed.kernel_size(part, tl.load(part + seed.OUTPUTS))
         norm = tl.load(part + seed.OFFSET) + size
         sums = norm_sums(work, part, number, shape)
-        norm_backward(work, part, number, norm, sums, 0.0 * unit, unit, shape)
+        norm_backward(work, part, number, norm, sums, unit, shape)
     else:
         given = seed.part_output(work, part, number, shape)
         target = gradient_at(work, number, shape)
@@ -163,7 +163,7 @@ def soft_norm_backward(work, part, number, shape):
     total_moved = tl.sum(tl.where(known, moved, 0.0), axis=0)
     seed.save_vector(vectors, seed.STRENGTH, total_moved * (1.0 - strength * strength), shape)
     sums = total, product
-    norm_backward(work, part, number, at + 1, sums, 1.0 - strength, strength, shape)
+    norm_backward(work, part, number, at + 1, sums, strength, shape)
 
 
 @triton.jit
