@@ -60,7 +60,7 @@ def test_numbers_of_networks_have_64_bits_before_anything_is_multiplied_with_the
             found += [(line.strip(), wide) for wide in places]
     assert len(found) > 15
     assert [line for line, wide in found if not wide] == [
-        "for unit in range(tl.program_id(0), units, tl.num_programs(0)):"
+        "for unit in tl.range(tl.program_id(0), units, tl.num_programs(0), disable_licm=True):"
     ]
 
 

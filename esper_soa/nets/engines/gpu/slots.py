@@ -25,7 +25,7 @@ from esper_soa.nets.seeds.pools import row_layout
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MAX_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
-SMALL_LANES = 32
+SMALL_PIXEL = 64  # bytes of its channels
 SMALL_MAP = 8192  # numbers of an image
 FEW_REGISTERS = 168  # of a thread: three programs find room on a multiprocessor
 MAX_REGISTERS = 255  # two programs
@@ -176,8 +176,7 @@ def _options(*slots: KernelSlot, backward: bool = False) -> dict[str, int | str]
 
 def _takes_few_registers(slot: KernelSlot, backward: bool) -> bool:
     """The assembler unrolls loops over a map of known size, in backward passes with many loads."""
-    shape = slot.shape
-    lanes = shape.lanes.value
-    numbers = shape.height.value * shape.width.value * lanes
-    is_small = slot.maps.dtype.itemsize == 2 and numbers <= SMALL_MAP
-    return lanes <= SMALL_LANES and (is_small or not backward)
+    size, lanes = slot.maps.dtype.itemsize, slot.shape.lanes.value
+    numbers = slot.shape.height.value * slot.shape.width.value * lanes
+    is_small = size == 2 and numbers <= SMALL_MAP
+    return lanes * size <= SMALL_PIXEL and (is_small or not backward)

@@ -27,6 +27,7 @@ RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED, _ = ma
 )
 CODE_SHIFT = tl.constexpr(slot_flags.CODE_SHIFT)
 FLAG_BITS = tl.constexpr((1 << slot_flags.CODE_SHIFT) - 1)
+FEW_LANES = tl.constexpr(32)
 TAP_SCALE = tl.constexpr(1 << 16)
 VECTORS = tl.constexpr(8)  # per part; what they hold:
 # value = act((map - centre) gain + shift)
@@ -254,9 +255,16 @@ def kernel_size(part, outputs):
 def group_sum(values, per_group, count, shape):
     """float32 [lanes]: for each of `count` channels the sum of values [lanes] over its group."""
     channel = tl.arange(0, shape.lanes)
-    same = channel[:, None] // per_group == channel[None, :] // per_group
-    same = same & (channel < count)[None, :]
-    return tl.sum(tl.where(same, values[None, :], 0.0), axis=1)
+    if shape.lanes <= FEW_LANES:
+        same = channel[:, None] // per_group == channel[None, :] // per_group
+        same = same & (channel < count)[None, :]
+        result = tl.sum(tl.where(same, values[None, :], 0.0), axis=1)
+    else:
+        result = tl.zeros((shape.lanes,), tl.float32)
+        for number in range(0, count // per_group):
+            same = channel // per_group == number
+            result += tl.where(same, tl.sum(tl.where(same, values, 0.0), axis=0), 0.0)
+    return result
 
 
 @triton.jit

@@ -44,13 +44,13 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
     given = seed_forward.seed_output(work, head, shape)
     cut = (flags & seed.DETACHED) != 0
     replacing = given[2]
-    target = gradient_at(work, tl.load(head + seed.COUNT) - 1, shape)
     if flags & seed.GATED:
         gate = seed.vectors_at(work, shape.parts + 1, shape)
         factor = alpha * tl.sum(seed.saved_vector(gate, seed.GAIN, shape), axis=0)
         mean = gate_backward(work, given, alpha, gradient, shape)
         level = tl.where(cut, 0.0, mean / (shape.height * shape.width))
         tl.debug_barrier()
+    target = gradient_at(work, tl.load(head + seed.COUNT) - 1, shape)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         upstream = load_map(gradient, span, channel, shape.channels)
@@ -83,8 +83,10 @@ def cut_gradient(given, gradient, span, shape):
 
 
 @triton.jit
-def norm_sums(given, gradient, inverse, shape):
+def norm_sums(work, part, number, shape):
     """Sums [lanes] over the pixels: of a part's gradient, and of it times the normalised."""
+    given = seed.part_output(work, part, number, shape)
+    gradient = gradient_at(work, number, shape)
     centre = given[1][0]
     total = tl.zeros((shape.tile, shape.lanes), tl.float32)
     product = tl.zeros((shape.tile, shape.lanes), tl.float32)
@@ -93,35 +95,37 @@ def norm_sums(given, gradient, inverse, shape):
         behind, raw = cut_gradient(given, gradient, span, shape)
         total += behind
         product += behind * tl.where(span[1][:, None], raw - centre[None, :], 0.0)
+    inverse = seed.saved_vector(seed.vectors_at(work, number + 1, shape), seed.INVERSE, shape)
     return tl.sum(total, axis=0), tl.sum(product, axis=0) * inverse
 
 
 @triton.jit
-def norm_backward(work, part, number, norm, direct, factor, shape):
-    """Gradient map <- kept * gradient + factor * that through the norm (its first column)."""
+def norm_backward(work, part, number, norm, sums, factor, shape):
+    """Gradient map <- (1 - factor) * gradient + factor * that through the norm (first column)."""
+    total, product = sums
     vectors = seed.vectors_at(work, number + 1, shape)
     outputs = tl.load(part + seed.OUTPUTS)
     given = seed.part_output(work, part, number, shape)
     target = gradient_at(work, number, shape)
     centre = given[1][0]
     inverse = seed.saved_vector(vectors, seed.INVERSE, shape)
-    total, product = norm_sums(given, target, inverse, shape)
+    seed.save_vector(vectors, seed.TOTAL, factor * total, shape)
+    seed.save_vector(vectors, seed.PRODUCT, factor * product, shape)
     scale = seed.parameters_at(work[0], norm, outputs, shape.lanes)
     per_group = outputs // tl.load(part + seed.GROUPS)
     count = per_group * (shape.height * shape.width)
     level = seed.group_sum(scale * total, per_group, outputs, shape) / count
     slope = seed.group_sum(scale * product, per_group, outputs, shape) / count
+    through = factor * inverse
+    kept = 1.0 - factor + through * scale
+    level *= through
+    slope *= through * inverse
     tl.debug_barrier()
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         gradient, raw = cut_gradient(given, target, span, shape)
-        normalised = (raw - centre[None, :]) * inverse[None, :]
-        through = scale[None, :] * gradient - level[None, :] - normalised * slope[None, :]
-        values = direct[None, :] * gradient + factor[None, :] * (through * inverse[None, :])
-        store_map(target, span, values, shape.stride)
-    seed.save_vector(vectors, seed.TOTAL, factor * total, shape)
-    seed.save_vector(vectors, seed.PRODUCT, factor * product, shape)
-    return total, product
+        values = kept[None, :] * gradient - (raw - centre[None, :]) * slope[None, :]
+        store_map(target, span, values - level[None, :], shape.stride)
 
 
 @triton.jit
@@ -131,7 +135,8 @@ def conv_backward(work, part, number, shape):
     if tl.load(part + seed.FLAGS) & seed.NORMED:
         size = seed.kernel_size(part, tl.load(part + seed.OUTPUTS))
         norm = tl.load(part + seed.OFFSET) + size
-        norm_backward(work, part, number, norm, 0.0 * unit, unit, shape)
+        sums = norm_sums(work, part, number, shape)
+        norm_backward(work, part, number, norm, sums, unit, shape)
     else:
         given = seed.part_output(work, part, number, shape)
         target = gradient_at(work, number, shape)
@@ -148,7 +153,7 @@ def soft_norm_backward(work, part, number, shape):
     outputs = tl.load(part + seed.OUTPUTS)
     vectors = seed.vectors_at(work, number + 1, shape)
     strength = seed.tanh(tl.load(work[0] + at + tl.arange(0, shape.lanes) * 0))
-    total, product = norm_backward(work, part, number, at + 1, 1.0 - strength, strength, shape)
+    total, product = norm_sums(work, part, number, shape)
     scale = seed.parameters_at(work[0], at + 1, outputs, shape.lanes)
     shift = seed.parameters_at(work[0], at + 1 + outputs, outputs, shape.lanes)
     centre = seed.saved_vector(vectors, seed.CENTRE, shape)
@@ -157,6 +162,8 @@ def soft_norm_backward(work, part, number, shape):
     known = tl.arange(0, shape.lanes) < outputs
     total_moved = tl.sum(tl.where(known, moved, 0.0), axis=0)
     seed.save_vector(vectors, seed.STRENGTH, total_moved * (1.0 - strength * strength), shape)
+    sums = total, product
+    norm_backward(work, part, number, at + 1, sums, strength, shape)
 
 
 @triton.jit
@@ -240,10 +247,10 @@ def slot_backward_kernel(slot, gradient, pooled, codes):
     flags, head = seed.member(slot, env)
     if flags & seed.RUNNING:
         work = seed.work_place(slot, env, place)
-        count = tl.load(head + seed.COUNT)
         blend_backward(work, head, flags, seed.alpha_of(slot, env), pointer, slot.shape)
         tl.debug_barrier()
-        for step in range(0, count):
+        count = tl.load(head + seed.COUNT)
+        for step in tl.range(0, count, disable_licm=True):
             number = count - 1 - step
             part = head + (1 + number) * seed.FIELDS
             kind = tl.load(part + seed.KIND)

@@ -188,7 +188,7 @@ def forward_excite(work, part, number, shape):
 @triton.jit
 def forward_parts(work, head, shape):
     """All parts of the blueprint in residence."""
-    for number in range(0, tl.load(head + seed.COUNT)):
+    for number in tl.range(0, tl.load(head + seed.COUNT), disable_licm=True):
         part = head + (1 + number) * seed.FIELDS
         kind = tl.load(part + seed.KIND)
         if kind == seed.CONV:
@@ -309,7 +309,7 @@ def slot_branch_kernel(slot, source, target, spare, tree, batch, units):
     area: tl.constexpr = slot.shape.height * slot.shape.width * slot.shape.channels
     smaller: tl.constexpr = (slot.shape.height // 2) * (slot.shape.width // 2) * slot.shape.channels
     work_number = tl.program_id(0).to(tl.int64)
-    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+    for unit in tl.range(tl.program_id(0), units, tl.num_programs(0), disable_licm=True):
         place = work_number * 0 + unit
         image = place % batch
         row = place // batch % tree[1]
