@@ -94,6 +94,8 @@ def _folder() -> Path:
 def _kept(path: Path, count: int) -> np.ndarray | None:
     """The tokens of the file, below `count`; None where there is none, or something else."""
     try:
+        if not path.is_file():  # to open a pipe would wait for its other end
+            return None
         numbers = np.memmap(path, np.int32, "c")
     except (OSError, ValueError):  # ValueError: nothing is in it, or part of a number
         return None
