@@ -136,8 +136,7 @@ def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
     elsewhere = _channels_last(torch.cat([x[:, :channels], other[:, channels:]], dim=1))
     if not torch.equal(nets.outputs(others, kept, elsewhere)[:, 0], out[:, 0]):
         found.append("the output of env 0 depends on the networks of other envs")
-    images = _channels_last(torch.cat([x[:1], other[1:]]))
-    alone = nets.outputs(rows, kept, images)[0]
+    alone = nets.outputs(rows, kept, _channels_last(torch.cat([x[:1], other[1:]])))[0]
     if (alone - out[0]).abs().max() > TOLERANCE * out[0].abs().max().clamp(min=1):
         found.append("the output of an image depends on the other images of its batch")
     return found

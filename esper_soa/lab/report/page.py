@@ -146,8 +146,7 @@ def _data(sections: Sequence[Section], tables: Mapping[str, Table]) -> str:
         "tables": {name: pack_table(tables[name]) for name in sorted(names)},
         "config": charts()["config"],
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def report_in(folder: Path) -> str:

@@ -211,8 +211,7 @@ class RankRecorder(Recorder):
         # where others play on
         left_out = max(self._ranks.gather_values(len(self._steps))) - len(self._steps)
         steps = [*self._steps, *[ended(numbers) for numbers in self._steps[-1:]] * left_out]
-        every = self._ranks.at_first(steps)
-        for step, parts in enumerate(zip(*every, strict=True), start=1):
+        for step, parts in enumerate(zip(*self._ranks.at_first(steps), strict=True), start=1):
             self._recorder.emit(step, np.concatenate(parts))
             if step % (LIMIT // 2) == 0:
                 self._recorder.flush()

@@ -92,8 +92,7 @@ class RoundRecord(NamedTuple):
 def residents(record: RoundRecord, cost: Cost, stages: tuple[int, ...]) -> np.ndarray:
     """float64 [T, N, S]: what the seed in each slot costs with its gate; 0 outside `stages`."""
     stage = record.code("slot.stage")
-    blueprint = record.code("slot.blueprint")
-    own = cost.seed[np.arange(len(cost.seed)), np.maximum(blueprint, 0)]
+    own = cost.seed[np.arange(len(cost.seed)), np.maximum(record.code("slot.blueprint"), 0)]
     gated = (record.code("slot.blend") == Blend.GATE) & np.isin(stage, GATE_STAGES)
     return np.where(np.isin(stage, stages), own + np.where(gated, cost.gate, 0.0), 0.0)
 
@@ -112,9 +111,8 @@ def seed_numbers(record: RoundRecord) -> tuple[np.ndarray, np.ndarray]:
     earlier[1:] = after[:-1]
     is_new = np.zeros_like(occupied)
     is_new[1:] = occupied[:-1] & occupied[1:] & (age[1:] < age[:-1])
-    is_first = occupied & (~earlier | is_new)
     # [T, 2, N, S]: before the actions of an env-step, and by them
-    births = np.stack((is_first, born), 1)
+    births = np.stack((occupied & (~earlier | is_new), born), 1)
     by_slot = births.transpose(0, 1, 3, 2)  # in the order in which seeds are numbered
     numbers = np.cumsum(by_slot.reshape(-1, by_slot.shape[3]), 0).reshape(by_slot.shape)
     born_last = np.where(births, numbers.transpose(0, 1, 3, 2), 0)
