@@ -28,14 +28,8 @@ TABLE = [
 SHARED = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # bytes that a program can have
 REGISTERS = 65536  # of a multiprocessor
 SPILLED = {  # bytes of a thread that registers do not hold, at most
-    ("3.6.0", "baseline", "slot_backward_kernel"): 16,
-    ("3.6.0", "baseline", "slot_branch_kernel"): 8,
-    ("3.6.0", "wide", "slot_backward_kernel"): 280,
-    ("3.6.0", "wide", "slot_branch_kernel"): 24,
-    ("3.6.0", "wide", "slot_forward_kernel"): 40,
-    ("3.7.1", "baseline", "slot_branch_kernel"): 8,
-    ("3.7.1", "wide", "slot_backward_kernel"): 288,
-    ("3.7.1", "wide", "slot_branch_kernel"): 40,
+    ("3.6.0", "wide", "slot_backward_kernel"): 40,
+    ("3.7.1", "wide", "slot_backward_kernel"): 32,
 }
 PLACES = ("architecture", "dtype", "task", "triton")
 CONFIGURATIONS = list(
