@@ -176,7 +176,8 @@ def _options(*slots: KernelSlot, backward: bool = False) -> dict[str, int | str]
 
 def _takes_few_registers(slot: KernelSlot, backward: bool) -> bool:
     """The assembler unrolls loops over a map of known size, in backward passes with many loads."""
-    size, lanes = slot.maps.dtype.itemsize, slot.shape.lanes.value
+    size = slot.maps.dtype.itemsize
+    lanes = slot.shape.lanes.value
     numbers = slot.shape.height.value * slot.shape.width.value * lanes
     is_small = size == 2 and numbers <= SMALL_MAP
     return lanes * size <= SMALL_PIXEL and (is_small or not backward)
