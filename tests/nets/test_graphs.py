@@ -36,6 +36,7 @@ from esper_soa.nets.graphs import (
     choose_replay,
     copy_all_,
 )
+from esper_soa.training import build
 from esper_soa.training.build import build_world
 from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
@@ -274,11 +275,12 @@ def learning() -> TrainConfig:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_run_keeps_the_steps_of_what_is_replayed(part: str, happened: list[str]) -> None:
+def test_a_run_keeps_the_steps_of_what_is_replayed(
+    part: str, happened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "choose_replay", lambda *_: Replay((part,)))
     cfg = learning()
     world = build_world(cfg, CPU)
-    replay = Replay((part,))
-    world.kernels = world.kernels._replace(replay=replay, steps=replay.steps(STATE, CPU))
     player = build_player(cfg, world)
     assert player.learner is not None
     kept = {STATE: world.kernels.steps, GRADIENTS: player.learner.steps}
