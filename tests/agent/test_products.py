@@ -1,5 +1,7 @@
 """Large products of the policy on several threads: the same bits, or one thread."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from agent_world import CPU, random_rollout, small_policy, some_slots
@@ -74,6 +76,25 @@ def test_small_and_narrow_products_stay_on_one_thread(monkeypatch: pytest.Monkey
                 product(torch.ones(rows, 8))
         else:
             product(torch.ones(rows, 8))
+
+
+def test_small_layers_of_the_memory_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[int]()
+
+    def note(number: int, function: Callable[..., object], *given: Tensor) -> object:
+        taken.append(given[0].shape[-2])
+        return function(*given)
+
+    monkeypatch.setattr(lstm, "on_threads", note)
+    monkeypatch.setattr(lstm, "WORK", 8 * 16 * 16 * 4)  # of four rows
+    layers = ResidualLSTM(16, 16, 1)
+    layers.threads = 2
+    for envs in (2, 4):
+        layers.step(torch.ones(envs, 16), (torch.zeros(envs, 1, 16), torch.zeros(envs, 1, 16)))
+    assert taken == [4]
+    for envs in (3, 4):
+        layers.sequence(torch.ones(1, envs, 16), torch.zeros(1, envs, dtype=torch.bool), [0])
+    assert taken == [4, 4]
 
 
 @pytest.mark.parametrize("num_envs", [4, 7])  # an odd number of envs is not shared out

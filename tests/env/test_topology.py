@@ -191,7 +191,7 @@ def grown_state(world: World) -> EnvState:
     slots = state.slots.replace(
         stage=torch.tensor(stages),
         alpha=torch.tensor(alphas, dtype=torch.float64),
-        blueprint=torch.tensor([[1, 2, 3], [4, 5, 6]]),
+        blueprint=torch.tensor([[1, Blueprint.NOOP, 3], [4, 5, 6]]),
         blend=torch.tensor([[2, 3, 2], [1, 2, 3]]),
     )
     return state.replace(slots=slots)
@@ -199,9 +199,11 @@ def grown_state(world: World) -> EnvState:
 
 def test_a_topology_is_of_the_seeds_that_the_host_feels(world: World) -> None:
     found = topology_of(grown_state(world))
-    assert found.blueprint.tolist() == [[-1, 2, 3], [-1, -1, 6]]
+    assert found.blueprint.tolist() == [[-1, Blueprint.NOOP, 3], [-1, -1, 6]]
     assert found.blend.tolist() == [[1, 3, 2], [1, 1, 3]]
     assert found.alpha.tolist() == [[0.0, 0.25, 1.0], [0.0, 0.0, 0.5]]
+    again = topology_of(state_with_topology(world.start_round(0), found))
+    assert all(map(torch.equal, again, found))
 
 
 def test_a_topology_of_other_hosts_is_refused(world: World) -> None:

@@ -9,6 +9,7 @@ from program import finished
 from rich.console import Console
 from tiny_world import tiny_settings
 
+from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.check_device import check_device, engine_table, memory_table
 from esper_soa.nets.trial import TrialResult
@@ -44,6 +45,19 @@ def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
     for words in (*told, "replays nothing", "together"):
         assert words in shown
     assert "left out" not in shown
+
+
+def test_every_task_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = [TrialResult("torch", "", 0.0, 0.025, 2**20)]
+    monkeypatch.setattr("esper_soa.lab.check_device.probe_engines", lambda trial: engines)
+    tasks = "tasks=[cifar_impaired,'cifar_minimal envs=3']"
+    console = Console(file=io.StringIO(), width=140)
+    check_device(compose_settings("smoke", ["device=cpu", "envs=2", tasks]), console)
+    titles = [line.split() for line in printed(console).splitlines() if "engines at" in line]
+    assert [(words[2], words[-1]) for words in titles] == [
+        ("N=2", "cifar_impaired"),
+        ("N=3", "cifar_minimal"),
+    ]
 
 
 def test_what_is_needed_at_other_times_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

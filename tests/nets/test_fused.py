@@ -582,6 +582,7 @@ MADE = (
     Architecture(18, "soft", SOFT, residual=False),
     Architecture(19, "softer", (SoftNorm(),)),
     Architecture(20, "narrow", WAIST),
+    Architecture(21, "apart", (Depthwise(),), residual=False),
 )
 
 

@@ -15,6 +15,7 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, contents, finished, lines, started, wait_until
 
+from esper_soa.runtime.console import ending_with_status
 from esper_soa.runtime.signals import Interrupted, collect_signals, import_guard, stop_at_once
 
 LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "control=none", "telemetry.progress=off"]
@@ -67,6 +68,17 @@ def test_set_up_ends_at_once_with_one_line_and_the_status_of_the_signal(
     assert stop.value.code == status
     assert capsys.readouterr().err == f"stopped by {signal.Signals(number).name}\n"
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_a_command_ends_at_once_with_one_line_and_the_status_of_the_signal(
+    number: int, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passed_over = handled(number, lambda *_: None)
+    with passed_over, pytest.raises(SystemExit) as stop, ending_with_status():
+        send(number)
+    assert stop.value.code == status
+    assert capsys.readouterr().err == f"stopped by {signal.Signals(number).name}\n"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from esper_soa.config.errors import RankLostError, SettingError, UserError
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.runtime.ranks import core_group, share_of
 from esper_soa.training.checkpoint import load_checkpoint
-from esper_soa.training.launch import _failure_of, _first_fault, resume_hint
+from esper_soa.training.launch import _failure_of, _first_fault, check_devices, resume_hint
 from esper_soa.training.run_folder import RunFolder, lock_folder
 from esper_soa.training.start import LaunchedRank, launched_rank, make_run_folder
 
@@ -200,6 +200,15 @@ def test_shares_are_neighbours_and_differ_by_one_env_at_most() -> None:
 def test_what_ranks_cannot_have_is_refused(changed: dict, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         replace(TrainConfig(), **changed)
+
+
+def test_there_is_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    cfg = replace(TrainConfig(), ranks=3, device="cuda")
+    check_devices(cfg, 2)  # here, of three on several machines
+    with pytest.raises(SettingError, match="ranks=3: must be such that a machine has at most 2"):
+        check_devices(cfg, 3)
 
 
 def test_a_program_that_plays_a_run_itself_is_told_that_it_is_one_rank(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Groups of runs beside each other."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,13 @@ def test_the_verdict_begins_so(
 ) -> None:
     made = [group(tmp_path, str(place), one) for place, one in enumerate(groups)]
     assert verdict_of(made).startswith(words)
+
+
+def test_the_verdict_of_rounds_without_an_accuracy_is_a_whole_sentence(tmp_path: Path) -> None:
+    (run,) = group(tmp_path, "a", [None]).runs
+    run = replace(run, settings={"rounds": 4}, rounds=[{}])
+    told = "Not finished: 1 of 4 rounds are played."
+    assert verdict_of([RunGroup("a", [run])]) == told
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,9 @@ def test_the_folders_of_hydra_are_those_of_the_jobs(swept: Swept) -> None:
     names = sorted(path.name for path in records.iterdir())
     assert names == ["config.yaml", "hydra.yaml", "overrides.yaml"]
     assert "- envs=2\n" in (records / "overrides.yaml").read_text()
-    assert f"output_dir: {swept.sweep / '1'}\n" in (records / "hydra.yaml").read_text()
+    of_hydra = (records / "hydra.yaml").read_text()
+    assert of_hydra.startswith("hydra:\n")
+    assert f"output_dir: {swept.sweep / '1'}\n" in of_hydra
     assert "envs: 2\n" in (records / "config.yaml").read_text()
     assert "\nseed: 3\n" in (swept.sweep / "1" / "config.yaml").read_text()  # in its own process
     assert list((swept.sweep / "0").iterdir()) == []  # no settings, no run

@@ -129,6 +129,24 @@ def test_all_trackers_together_are_waited_for_so_long() -> None:
     assert tracking.finish() == {}
 
 
+def test_rounds_wait_for_a_tracker_that_is_slow_to_open(tmp_path: Path) -> None:
+    held = threading.Event()
+    sinks = Sinks()
+
+    def slow(tracked: TrackedRun) -> Tracker:
+        held.wait(60)
+        return sinks.opener()(tracked)
+
+    opened = Tracking([])
+    opened.openers = {"sink": slow}
+    opened.start(TrackedRun(tmp_path, "run", {}), TrackerState(tmp_path, False, WriteErrors()))
+    for number in range(1, 51):
+        opened.on_round_end(None, {"round": number, "accuracy": 1.0})
+    held.set()
+    assert opened.finish() == {}
+    assert [number for number, _ in sinks[0].told] == [*range(1, 51)]
+
+
 def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
     held = threading.Event()
