@@ -300,8 +300,10 @@ def test_what_a_study_found_stands_in_the_page_of_its_runs_alone(tmp_path: Path)
         for group in ("a", "b"):
             folder = tmp_path / study / group / "0"
             make_run(folder, settings=f"note: {study}{group}\n", ended=summary([50.0]))
-        (tmp_path / study / RESULT).write_text(json.dumps({"seeds": [0], "comparisons": []}))
+        row = {"group": "a", "reference": "b", "won": 1, "differences": [2.0, -1.0, 0.0]}
+        (tmp_path / study / RESULT).write_text(json.dumps({"seeds": [0], "comparisons": [row]}))
     assert "By esper-compare, over 1 seeds" in page_text(tmp_path / "one")
+    assert "<td>1 of 3</td>" in page_text(tmp_path / "one")
     assert "By esper-compare" not in page_text(tmp_path)
 
 
