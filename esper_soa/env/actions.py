@@ -56,9 +56,11 @@ class JointActions:
 def _rows(op: int, num_slots: int, blueprints: list[int]) -> list[tuple[int, ...]]:
     """Every choice of the heads that the op reads, the others at their placeholders."""
     own = {"op": [op], "slot": range(num_slots), "blueprint": blueprints}
-    read = [own.get(head.name, range(len(head.names))) for head in HEADS]
-    both = zip(HEADS, read, strict=True)
-    return [*product(*(all_ if op in head.ops else [head.placeholder] for head, all_ in both))]
+    choices = [
+        own.get(head.name, range(len(head.names))) if op in head.ops else [head.placeholder]
+        for head in HEADS
+    ]
+    return list(product(*choices))
 
 
 def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor) -> ChoiceNames:

@@ -23,7 +23,10 @@ CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as ch
 class PanicReason:
     """Reason of a panic. DIVERGED panics only after enough in a row."""
 
-    NONE, NOT_FINITE, COLLAPSED_TO_CHANCE, DIVERGED = range(NUM_REASONS)
+    NONE = 0
+    NOT_FINITE = 1
+    COLLAPSED_TO_CHANCE = 2
+    DIVERGED = 3
 
 
 REASON_NAMES = names_of(PanicReason)

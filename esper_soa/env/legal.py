@@ -75,9 +75,8 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
             legal = ", ".join(_word(head.names, one) for one in numbers)
             what = f"op {_word(OP_NAMES, int(action.op[env]))}"
             if head.name != "op":
-                what = (
-                    f"{head.name} {_word(head.names, int(action.get(head.name)[env]))} for {what}"
-                )
+                choice = int(action.get(head.name)[env])
+                what = f"{head.name} {_word(head.names, choice)} for {what}"
             messages.append(f"env {env}: {what} is not legal; legal are {legal}")
     return messages
 

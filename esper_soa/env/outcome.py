@@ -49,7 +49,9 @@ class BlueprintStats(NamedTuple):
     measured: Tensor  # int64, fossils with a measured contribution
 
     def means(self) -> dict[str, Tensor]:
-        """Fossils in percent of seeds that ended; else percent points per seed. NaN of none."""
+        """Fossils in percent of the seeds that came to an end; percent points per fossil, pruned
+        seed, fossil, and fossil that was ever measured. NaN of none.
+        """
         return {
             "fossilization_rate": 100 * self.fossilized / (self.fossilized + self.pruned),
             "mean_gain": self.gain / self.fossilized,
