@@ -27,10 +27,6 @@ TABLE = [
 ]
 SHARED = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # bytes that a program can have
 REGISTERS = 65536  # of a multiprocessor
-SPILLED = {  # bytes of a thread that registers do not hold, at most
-    ("3.6.0", "wide", "slot_backward_kernel"): 40,
-    ("3.7.1", "wide", "slot_backward_kernel"): 32,
-}
 PLACES = ("architecture", "dtype", "task", "triton")
 CONFIGURATIONS = list(
     product(SHARED, ("bfloat16", "float32"), ("baseline", "wide"), ("3.6.0", "3.7.1"))
@@ -72,12 +68,8 @@ def test_the_table_has_every_kernel_and_two_programs_of_each_fit(
         assert 2 * (row["shared"] + RESERVED) <= shared + RESERVED
 
 
-def test_registers_hold_what_threads_need_but_for_known_kernels() -> None:
-    found = dict[tuple[str, str, str], int]()
-    for row in TABLE:
-        place = row["triton"], row["task"], row["kernel"]
-        found[place] = max(found.get(place, 0), row["spilled_bytes"])
-    assert {place: spilled for place, spilled in found.items() if spilled} == SPILLED
+def test_registers_hold_all_that_threads_need() -> None:
+    assert [row for row in TABLE if row["spilled_bytes"]] == []
 
 
 @pytest.mark.slow

@@ -107,14 +107,15 @@ def slot_of(
     lanes = table.lanes
     dtype = work.maps.dtype
     chosen = slot_tile(lanes, dtype)
-    tile = min(chosen.pixels, padded(size[0] * size[1]))
+    area = size[0] * size[1]
+    tile = min(chosen.pixels, padded(area))
     columns = chosen.columns, max(1, chosen.columns // lanes)
-    group = chosen.group, max(1, chosen.group // lanes), size[0] * size[1] % tile == 0
+    group = chosen.group, max(1, chosen.group // lanes), area % tile == 0
     sizes = *size, table.channels, work.maps.shape[3], lanes, table.units, tile, *columns, *group
     known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
     shape = SlotShape(*constants(*sizes, *known, *product_precision(dtype)))
     place = tl.constexpr(table.number), tl.constexpr(table.num_slots)
-    return KernelSlot(slot_flags, alpha, *place, table.programs, rows(params), *work, shape)
+    return KernelSlot(slot_flags, alpha, *place, table.programs, rows(params), *work, area, shape)
 
 
 def forward_(slot: KernelSlot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:

@@ -75,6 +75,7 @@ class KernelSlot(NamedTuple):
     maps: Tensor  # [places, maps, H*W, stride]
     vectors: Tensor  # float32 [places, parts + 2, VECTORS, lanes]
     gradients: Tensor  # [places, parts, H*W, stride]
+    area: int  # pixels of a map, where the compiler is not to know them
     shape: SlotShape
 
 
@@ -95,14 +96,23 @@ def alpha_of(slot, env):
 
 @triton.jit
 def work_place(slot, env, place):
-    """(parameter row, maps, vectors, gradient maps): pointers of one image of a network."""
+    """(parameter row, maps, vectors, gradient maps): pointers of one image; pixels of a map."""
     area: tl.constexpr = slot.shape.height * slot.shape.width * slot.shape.stride
     return (
         slot.rows.base + env * slot.rows.env,
         slot.maps + place * (slot.shape.maps * area),
         of_image(slot.vectors, place, slot.shape),
         slot.gradients + place * (slot.shape.parts * area),
+        slot.area,
     )
+
+
+@triton.jit
+def area_of(work, shape):
+    """Pixels of a map: beyond 32 lanes a loop over a known number would be unrolled, and its loads
+    ahead would take more registers than there are.
+    """
+    return work[4] if shape.lanes > 32 else shape.height * shape.width
 
 
 @triton.jit

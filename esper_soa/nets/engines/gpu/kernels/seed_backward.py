@@ -19,7 +19,7 @@ def gate_backward(work, given, alpha, gradient, shape):
     """Gradient [lanes] of the mean pixel of x through the gate; `gradient`: behind the blend."""
     channel = tl.arange(0, shape.lanes)
     slope = tl.zeros((shape.tile, shape.lanes), tl.float32)
-    for first in range(0, shape.height * shape.width, shape.tile):
+    for first in range(0, seed.area_of(work, shape), shape.tile):
         span = seed.pixels_from(first, shape)
         x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
         upstream = load_map(gradient, span, channel, shape.channels)
@@ -51,7 +51,7 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
         level = tl.where(cut, 0.0, mean / (shape.height * shape.width))
         tl.debug_barrier()
     target = gradient_at(work, tl.load(head + seed.COUNT) - 1, shape)
-    for first in range(0, shape.height * shape.width, shape.tile):
+    for first in range(0, seed.area_of(work, shape), shape.tile):
         span = seed.pixels_from(first, shape)
         upstream = load_map(gradient, span, channel, shape.channels)
         inner = upstream
@@ -90,7 +90,7 @@ def norm_sums(work, part, number, shape):
     centre = given[1][0]
     total = tl.zeros((shape.tile, shape.lanes), tl.float32)
     product = tl.zeros((shape.tile, shape.lanes), tl.float32)
-    for first in range(0, shape.height * shape.width, shape.tile):
+    for first in range(0, seed.area_of(work, shape), shape.tile):
         span = seed.pixels_from(first, shape)
         behind, raw = cut_gradient(given, gradient, span, shape)
         total += behind
@@ -121,7 +121,7 @@ def norm_backward(work, part, number, norm, sums, factor, shape):
     level *= through
     slope *= through * inverse
     tl.debug_barrier()
-    for first in range(0, shape.height * shape.width, shape.tile):
+    for first in range(0, seed.area_of(work, shape), shape.tile):
         span = seed.pixels_from(first, shape)
         gradient, raw = cut_gradient(given, target, span, shape)
         values = kept[None, :] * gradient - (raw - centre[None, :]) * slope[None, :]
@@ -140,7 +140,7 @@ def conv_backward(work, part, number, shape):
     else:
         given = seed.part_output(work, part, number, shape)
         target = gradient_at(work, number, shape)
-        for first in range(0, shape.height * shape.width, shape.tile):
+        for first in range(0, seed.area_of(work, shape), shape.tile):
             span = seed.pixels_from(first, shape)
             gradient, _ = cut_gradient(given, target, span, shape)
             store_map(target, span, gradient, shape.stride)
@@ -175,7 +175,7 @@ def excite_backward(work, part, number, shape):
     target = gradient_at(work, number, shape)
     outputs = seed.saved_vector(vectors, seed.GAIN, shape)
     product = tl.zeros((shape.tile, shape.lanes), tl.float32)
-    for first in range(0, shape.height * shape.width, shape.tile):
+    for first in range(0, seed.area_of(work, shape), shape.tile):
         span = seed.pixels_from(first, shape)
         gradient = load_map(target, span, channel, shape.stride)
         product += gradient * load_map(own, span, channel, shape.stride)
@@ -183,7 +183,7 @@ def excite_backward(work, part, number, shape):
     mean = squeeze_backward(part_net(work[0], part), vectors, total, outputs, shape)
     mean = mean / (shape.height * shape.width)
     tl.debug_barrier()
-    for first in range(0, shape.height * shape.width, shape.tile):
+    for first in range(0, seed.area_of(work, shape), shape.tile):
         span = seed.pixels_from(first, shape)
         gradient = load_map(target, span, channel, shape.stride)
         store_map(target, span, gradient * outputs[None, :] + mean[None, :], shape.stride)
@@ -195,7 +195,7 @@ def pass_gradient(work, part, number, flags, gradient, shape):
     kind = tl.load(part + seed.KIND)
     channel = tl.arange(0, shape.lanes)
     if (number > 0) | ((flags & seed.DETACHED) == 0):
-        for first in range(0, shape.height * shape.width, shape.tile):
+        for first in range(0, seed.area_of(work, shape), shape.tile):
             span = seed.pixels_from(first, shape)
             result = tl.zeros((shape.tile, shape.lanes), tl.float32)
             if kind == seed.CONV:
