@@ -28,7 +28,6 @@ from esper_soa.nets.graphs import StepCache, captured_call
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
 SKIPPED = ("go", "looked_at", "not_finite")  # zero of a pass after the update has stopped
-COUNTERS = ("rounds", "train_steps", "skipped")  # of a learner, as its state has them
 
 Nested = Mapping[str, "Tensor | int | Nested"]
 
@@ -291,7 +290,9 @@ class Learner:
             "adam": self.adam._asdict(),
             "reward": self.reward._asdict(),
             "value": self.value._asdict(),
-            **{name: vars(self)[name] for name in COUNTERS},
+            "rounds": self.rounds,
+            "train_steps": self.train_steps,
+            "skipped": self.skipped,
         }
 
     def load_pretrained(self, state: Mapping) -> None:
@@ -304,7 +305,9 @@ class Learner:
         """Go on with what `state_dict` gave, onto this learner's device."""
         self.load_pretrained(state)
         self.adam = AdamState(**self._to_device(state["adam"]))
-        vars(self).update({name: state[name] for name in COUNTERS})
+        self.rounds = state["rounds"]
+        self.train_steps = state["train_steps"]
+        self.skipped = state["skipped"]
 
     def _to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}

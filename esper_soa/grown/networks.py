@@ -12,7 +12,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
-from esper_soa.nets.data.batches import BatchSource
+from esper_soa.nets.data.batches import BatchSource, origin
 from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.versions import package_versions
@@ -93,7 +93,7 @@ def export_hosts(
             "task": cfg.task.host_name,
             "round": number,
             "seed": cfg.seed,
-            "data": {"name": source.name, "source": source.source, "identity": source.identity},
+            "data": origin(source),
             f"validation_{source.spec.name}": world.sizes.val_samples,
             f"test_{source.spec.name}": len(source.test_labels),
             "chosen_by": chosen_by,

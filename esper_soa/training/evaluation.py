@@ -19,6 +19,7 @@ from esper_soa.agent.protocol import Agent
 from esper_soa.config.errors import RunMemoryError, UserError, check, one_line
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.world import World
+from esper_soa.nets.data.batches import origin
 from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.runtime.device import apply_threads, device_name, resolve_device
 from esper_soa.runtime.files import write_text
@@ -208,10 +209,9 @@ def evaluate_task(
 
 
 def announce(session: Session, saved: SavedTask, world: World) -> dict[str, str]:
-    """Tell which data, write versions.json; returns the identity of the data."""
+    """Tell which data, write versions.json; returns the data's `origin`."""
     source = world.data
     nets = world.rules.nets
-    data = {"name": source.name, "source": source.source, "identity": source.identity}
     with session.write_errors.attempt(session.folder.versions.name):
         place = device_name(world.device, nets.workers, nets.precision)
         write_versions(session.folder, place, world_facts(world))
@@ -220,4 +220,4 @@ def announce(session: Session, saved: SavedTask, world: World) -> dict[str, str]
         other = one_line(saved.data["source"])
         which = f"the {source.spec.name} of the checkpoint, which are"
         LOGGER.warning("data     these are not %s: %s", which, other)
-    return data
+    return origin(source)

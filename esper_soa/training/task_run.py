@@ -15,6 +15,7 @@ from esper_soa.config.agent import SCRATCH
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.world import World
+from esper_soa.nets.data.batches import origin
 from esper_soa.nets.data.datasets import SUBSET, ImageSet
 from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
@@ -98,9 +99,7 @@ class TaskRun:
 
     def content(self) -> dict:
         """The part of the task in a checkpoint, see SavedTask."""
-        data = self.world.data
-        source = {"name": data.name, "source": data.source, "identity": data.identity}
-        return {"progress": asdict(self.totals), "data": source}
+        return {"progress": asdict(self.totals), "data": origin(self.world.data)}
 
     def write_records(self) -> None:
         """Write versions.json, and config.yaml where the folder is of this task alone."""

@@ -115,6 +115,11 @@ class BatchSource(Protocol):
         """Batches of the test samples `order`, as of `validation`."""
 
 
+def origin(source: BatchSource) -> dict[str, str]:
+    """What checkpoints and files of networks say of the samples: name, source and identity."""
+    return {"name": source.name, "source": source.source, "identity": source.identity}
+
+
 class LabelNoise(NamedTuple):
     """Labels of N envs that are drawn among all classes: those of a share of the samples."""
 

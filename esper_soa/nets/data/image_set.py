@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig
-from esper_soa.nets.data.batches import BatchSource, Draw
+from esper_soa.nets.data.batches import BatchSource, Draw, origin
 from esper_soa.nets.data.images import (
     IMAGES,
     ImageBank,
@@ -113,7 +113,7 @@ class ImageSet:
         return images[places].permute(0, 3, 1, 2) / 255, labels[places]
 
     def facts(self) -> dict[str, str]:
-        record = {"name": self.name, "source": self.source, "identity": self.identity}
+        record = origin(self)
         for one, *_ in self.sets:
             record |= {f"{one.name}.{name}": fact for name, fact in one.facts().items()}
         if self.sets:

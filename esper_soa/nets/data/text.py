@@ -20,7 +20,7 @@ from torch import Tensor
 from esper_soa.config.errors import DataError
 from esper_soa.config.nets import TXT, DataConfig
 from esper_soa.nets.data import streams, tokens
-from esper_soa.nets.data.batches import Draw, SampleSpec
+from esper_soa.nets.data.batches import Draw, SampleSpec, origin
 
 KJV_FILE = Path(__file__).parent / "assets" / "kjv.txt.xz"
 HELD_OUT = 20  # validation and test part are each one of so many equal parts
@@ -130,8 +130,7 @@ class TextSet:
         return replace(self, tokens=self.tokens.to(device))
 
     def facts(self) -> dict[str, str]:
-        facts = {"name": self.name, "source": self.source, "identity": self.identity}
-        return facts | {"tokenizer": self.tokenizer, "tokens": str(self.num_tokens)}
+        return origin(self) | {"tokenizer": self.tokenizer, "tokens": str(self.num_tokens)}
 
     def input_spec(self) -> dict:
         """What grown networks take: int64 [T], and how text becomes that."""
