@@ -43,7 +43,8 @@ def in_processes(
         while left:
             done, left = wait(left, LOOK, FIRST_EXCEPTION)
             look()
-            for one in done:
+            # where a process died, all jobs that had not ended are failed ones: it had the earliest
+            for one in (one for one in begun if one in done):
                 try:
                     one.result()
                 except (BrokenProcessPool, BenchmarkError) as error:
