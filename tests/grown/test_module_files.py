@@ -111,6 +111,11 @@ def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) ->
     again = load(tmp_path / "host")
     assert digest(again.state_dict()) == digest(net.state_dict())
     assert next(again.parameters()).dtype == torch.float16
+    scale, shift = [one for one in net.parameters() if one.dim() == 1][:2]
+    shift.data = scale.data  # in one memory
+    net.to(memory_format=torch.channels_last)
+    save(net, tmp_path / "again")
+    assert digest(load(tmp_path / "again").state_dict()) == digest(net.state_dict())
 
 
 def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> None:
