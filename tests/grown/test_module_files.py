@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import nn
 
-from esper_soa import blueprint
+from esper_soa import blueprint, layer
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
@@ -342,6 +342,18 @@ def test_a_users_part_takes_whole_numbers_of_its_role(arguments: dict) -> None:
 @blueprint("twice")
 def seed_named_otherwise(channels: int) -> nn.Module:
     return nn.Conv2d(channels, channels, 1)
+
+
+@layer("scaled")
+def scaled(by: float) -> nn.Module:
+    return nn.Hardtanh(0.0, by)
+
+
+def test_a_users_layer_takes_numbers() -> None:
+    spec = {"name": "x", "kind": f"{__name__}:scaled", "arguments": {"by": 0.5}}
+    assert isinstance(layer_of(spec, "blueprint"), nn.Hardtanh)
+    with pytest.raises(ValueError, match="by='0.5', which is no number of a layer"):
+        layer_of(spec | {"arguments": {"by": "0.5"}}, "blueprint")
 
 
 def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.MonkeyPatch) -> None:

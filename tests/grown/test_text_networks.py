@@ -113,6 +113,9 @@ def test_text_is_generated_token_by_token(net: GrownNetwork) -> None:
         torch.manual_seed(5)
         drawn.append(net.generate("a", 20, temperature=2.0))
     assert drawn[0] == drawn[1] != net.generate("a", 20, temperature=0)
+    spec = copy.deepcopy(net.spec)
+    spec["host"][0]["layers"][0]["arguments"]["tokens"] = 10_000  # most are no bytes
+    assert isinstance(GrownNetwork(spec).generate("a", 9), str)
 
 
 def test_what_cannot_be_continued_is_refused(net: GrownNetwork) -> None:

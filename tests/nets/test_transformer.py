@@ -311,6 +311,12 @@ def test_dropout_drops_the_share_it_is_told_to_and_keeps_the_mean() -> None:
     assert torch.equal(factors[1:], sequences.dropout_factors(keys[1:], 4, (50, 40), 0.25))
 
 
+def test_layers_are_numbered_through_all_segments() -> None:
+    task = replace(TASK, transformer=replace(SIZES, layers=6))
+    body = host_shape(task, host_slots(TASK)[:1]).segments[1:-1]
+    assert [(one.first, one.count) for one in body] == [(0, 3), (3, 3)]
+
+
 def test_dropout_is_in_every_place_of_training_and_in_none_of_validation() -> None:
     shape = host_shape(replace(TASK, transformer=replace(SIZES, dropout=0.5)), host_slots(TASK)[:1])
     rows = shape.parameters.initial(torch.arange(1), torch.float64)
