@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import nn
 
-from esper_soa import blueprint, layer
+from esper_soa import blueprint, host, layer
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
@@ -342,6 +342,19 @@ def test_a_users_part_takes_whole_numbers_of_its_role(arguments: dict) -> None:
 @blueprint("twice")
 def seed_named_otherwise(channels: int) -> nn.Module:
     return nn.Conv2d(channels, channels, 1)
+
+
+@host("pair")
+def pair(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+
+def test_a_users_host_has_the_segments_that_it_has() -> None:
+    spec = {"name": "x", "kind": f"{__name__}:pair", "arguments": {"classes": 3, "segment": 1}}
+    assert isinstance(layer_of(spec, "host"), nn.LazyLinear)
+    spec["arguments"]["segment"] = 2
+    with pytest.raises(ValueError, match="pair makes: it has no segment 2"):
+        layer_of(spec, "host")
 
 
 @layer("scaled")

@@ -24,6 +24,7 @@ from esper_soa.nets.engines.cpu.sequences import (
     NativeLayers,
     NativeSeed,
     SequenceEngine,
+    native_seed,
     native_shape,
 )
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -36,6 +37,7 @@ from esper_soa.nets.model.blueprints import (
 from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
 from esper_soa.nets.model.segments import Forward
+from esper_soa.nets.model.sequence_parts import Dense
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
@@ -202,6 +204,22 @@ def test_the_kernels_have_all_layers_and_blueprints_but_the_norm() -> None:
             "embedding",
             "tied_head" if task is large else "transformer_layers",
         }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"parts": (Dense(gelu=True), Dense(gelu=True))},
+        {"parts": (Dense(), Dense(bias=False))},
+        {"parts": (Dense(), Dense(), Dense())},
+        {"parts": (Dense(), Dense()), "residual": False},
+        {"residual": False},  # attention alone
+    ],
+)
+def test_a_blueprint_that_the_kernels_lack_stays_as_it_is(changed: dict) -> None:
+    (attention,) = (one for one in SEQUENCE_BLUEPRINTS if one.name == "attention")
+    own = replace(attention, **changed)
+    assert native_seed(own) is own
 
 
 def test_a_seed_in_training_is_not_noticed_and_one_that_blends_is_felt_by_the_host(case) -> None:
