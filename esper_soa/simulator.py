@@ -122,7 +122,6 @@ class Simulator:
             self.agent = rule_player(settings, name, "policy.name")
         else:
             player = import_module(PLAYERS).build_player(settings, self.world)
-            player.learner.policy.eval()
             self.agent = player.agent
 
     def _build(self, seed: int) -> None:
@@ -308,8 +307,8 @@ def play_settings(
 
 
 def _quoted(value: Value) -> str:
-    """The value as Hydra reads it; a text with the signs of its grammar is taken as that."""
-    if not isinstance(value, str) or value[:1] in ("[", "{"):
+    """The value as Hydra reads it: lists in brackets, every other text as it stands."""
+    if not isinstance(value, str) or value.startswith("["):
         return str(value)
     return QuotedString(value, Quote.single).with_quotes()
 

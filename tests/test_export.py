@@ -70,7 +70,7 @@ def test_one_host_of_the_last_round_and_a_file_again(
         (["RUN", "env=worst"], "env=worst: must be best, or the number of a host"),
         (["RUN", "environment=1"], "environment=1: must be one of env=, format=, to=, import="),
         (["RUN", "best"], "best='': must be one of env=, format=, to=, import="),
-        (["RUN", "import=nowhere_parts"], "nowhere_parts: must be a module that can be imported"),
+        (["RUN", "import=json,nowhere"], "import=nowhere: must be a module that can be imported"),
         (["nowhere"], "nowhere: is not the folder of a run"),
         (["policy.safetensors"], "holds a policy, which other programs cannot play"),
     ],

@@ -168,7 +168,7 @@ def execute_orders(
     advanced = where_op[Op.ADVANCE] & (advanced_stage != stage)
     fossilized = where_op[Op.FOSSILIZE] & gates.g5
     is_resting = at_rest(ramp.mode)
-    aimed = where_op[Op.SET_ALPHA_TARGET] & is_resting & (orders.target > 0)
+    aimed = where_op[Op.SET_ALPHA_TARGET] & is_resting
     # a pruned seed goes at once, or first fades out where its stage has ramps
     at_once = (orders.length <= 0) | (slots.alpha <= 0)
     has_ramp = stage_allows(Op.SET_ALPHA_TARGET, stage)

@@ -102,7 +102,7 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     count = valid.sum(1)
     mean = torch.where(valid, rewards, 0.0).sum(1) / count.clamp(min=1)
     squares = torch.where(valid, (rewards - mean.unsqueeze(1)).square(), 0.0).sum(1)
-    return torch.where(count < 2, 1.0, 1 / (1 + squares / count.clamp(min=1)))
+    return 1 / (1 + squares / count.clamp(min=1))
 
 
 def compute_cost(slots: Slots, costs: TrainingFlop | None = None) -> Tensor:
@@ -136,7 +136,7 @@ def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
 
     Swept by falling accuracy: each point adds a strip from its ratio up to the smallest so far.
     """
-    counts = (accuracy > 0) & (param_ratio < HYPERVOLUME_RATIO)
+    counts = accuracy > 0
     height, order = torch.where(counts, accuracy, 0.0).sort(descending=True)
     ratio = torch.where(counts, param_ratio, HYPERVOLUME_RATIO)[order]
     best_ratio = torch.cat((torch.full_like(ratio[:1], HYPERVOLUME_RATIO), ratio)).cummin(0).values

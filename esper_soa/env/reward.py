@@ -163,8 +163,7 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
     alpha = torch.where(slots.live, slots.alpha, 0.0)
     pays_rent = stage_in(slots.stage, RENT_STAGES)
     effective = torch.where(pays_rent, cfg.base_slot_rent_ratio * host + alpha * params, 0.0).sum(1)
-    weight = torch.where(slots.rent_params > 0, slots.rent_params, 0.0)
-    weight = weight / max(host, cfg.rent_host_params_floor)
+    weight = slots.rent_params / max(host, cfg.rent_host_params_floor)
     return effective, ((alpha - slots.rent_alpha).square() * weight).sum(1)
 
 

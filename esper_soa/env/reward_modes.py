@@ -152,7 +152,7 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
 
 def _is_refused(inputs: RewardInputs) -> Tensor:
     """bool [N, S]: a seed earns nothing if it is fossilised while all seeds together do harm."""
-    harmful = column(inputs.total_known & (inputs.total < 0))
+    harmful = column(inputs.total < 0)
     return (term.slot_op(inputs) == Op.FOSSILIZE) & inputs.has_seed & harmful
 
 
@@ -213,14 +213,13 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
 def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, Tensor]:
     """What fossilising each slot's seed pays at once, and the drip pool it leaves, both [N, S]."""
     contribution = inputs.contribution
-    total = column(torch.where(inputs.total_known, inputs.total, 0.0)).expand_as(contribution)
+    total = column(inputs.total).expand_as(contribution)
     joint = term.joint_gain(total, contribution, cfg)
     full = cfg.basic_fossilize_base_bonus + cfg.basic_contribution_scale * joint
     full = full * term.holding_share(inputs)
     holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
-    is_proven = inputs.contribution_known & (contribution >= term.MIN_CONTRIBUTION)
-    is_proven = holding & (total > 0) & is_proven
-    ransom = (total <= 0) & inputs.contribution_known & (contribution > RANSOM_CONTRIBUTION)
+    is_proven = holding & (total > 0) & (contribution >= term.MIN_CONTRIBUTION)
+    ransom = (total <= 0) & (contribution > RANSOM_CONTRIBUTION)
     invalid = torch.full_like(contribution, cfg.basic_fossilize_invalid_penalty)
     failed = torch.where(ransom | ~holding, invalid, cfg.basic_fossilize_noncontributing_penalty)
     bonus = torch.where(is_proven, full * (1 - cfg.drip_fraction), failed)

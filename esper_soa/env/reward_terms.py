@@ -110,7 +110,7 @@ def ratio_penalty(inputs: RewardInputs, discount: Tensor, cfg: RewardConfig) -> 
     excess = -(0.1 * (ratio - threshold) / threshold).clamp(min=0.0, max=most)
     unsupported = cfg.prune_good_seed_penalty * (inputs.contribution / 10).clamp(max=1.0)
     unsupported = torch.where(total <= cfg.improvement_safe_threshold, unsupported, 0.0)
-    is_suspect = inputs.contribution_known & inputs.has_seed & (inputs.contribution > 1.0)
+    is_suspect = inputs.has_seed & (inputs.contribution > 1.0)
     penalty = torch.where(supported, excess, unsupported)
     return torch.where(is_suspect & (discount >= 0.5), penalty, 0.0)
 
@@ -125,7 +125,7 @@ def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tens
 def blending_warning(inputs: RewardInputs) -> Tensor:
     """Growing penalty for blending seeds where all seeds together do harm, [N, S]."""
     blending = inputs.has_seed & (inputs.stage == Stage.BLENDING)
-    harmful = blending & column(inputs.total_known & (inputs.total < 0))
+    harmful = blending & column(inputs.total < 0)
     growth = (0.05 * inputs.stage_age.to(STATE_FLOAT)).clamp(max=0.3)
     return torch.where(harmful, -0.1 - growth, 0.0)
 
@@ -207,11 +207,11 @@ def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     contribution = inputs.contribution
     total = column(inputs.total)
     eligible = inputs.has_seed & (inputs.stage == Stage.HOLDING) & column(inputs.total_known)
-    is_proven = inputs.contribution_known & (contribution >= MIN_CONTRIBUTION)
+    is_proven = contribution >= MIN_CONTRIBUTION
     bonus = cfg.fossilize_base_bonus + cfg.fossilize_contribution_scale * contribution
     if not cfg.disable_terminal_reward:
         bonus = bonus + cfg.fossilize_terminal_scale * math.tanh(1 / cfg.fossilize_quality_ceiling)
-    is_selfish = inputs.contribution_known & (contribution > 0.1) & (total < -0.2)
+    is_selfish = (contribution > 0.1) & (total < -0.2)
     penalty = torch.where(is_selfish, 0.3, torch.zeros_like(contribution))
     damage = -0.5 - (0.2 * total.abs()).clamp(max=1.0) - penalty
     bonus = bonus * holding_share(inputs)

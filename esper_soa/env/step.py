@@ -276,8 +276,7 @@ def _apply_in_all_envs(
     aged = age_memories(state.slots)
     slots, ramp = lifecycle.tick(aged, state.ramp, rules.lifecycle, rules.gates)
     signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
-    due = state.guard.snapshot_due | (outcome.fossilized & ~panic)
-    guard = state.guard.replace(snapshot_due=due)
+    guard = state.guard.replace(snapshot_due=state.guard.snapshot_due | outcome.fossilized)
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
     if not known_false(panic):
         price = rules.reward.config.auto_prune_penalty

@@ -62,10 +62,10 @@ def topology_of(state: EnvState) -> Topology:
 def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
     """A fresh state with the seeds of `topology` in its slots, as fossils of this env-step.
 
-    Weights and momentum are set before the first training pass, as those of any newborn. Each
-    counts as one germinated and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest
-    there. Style, tempo and goal, by which seeds blend, stay those of an empty slot. Raises
-    ValueError where the topology is of other hosts.
+    Weights are set before the first training pass, as those of any newborn. Each counts as one
+    germinated and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Style,
+    tempo and goal, by which seeds blend, stay those of an empty slot. Raises ValueError where the
+    topology is of other hosts.
     """
     slots = state.slots
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
@@ -73,9 +73,8 @@ def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
         own = list(slots.stage.shape)
         raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {own}")
     has_seed = blueprint != Blueprint.NONE
-    stages = {"stage": Stage.FOSSILIZED, "previous_stage": Stage.HOLDING}
+    stages = {"stage": Stage.FOSSILIZED, "previous_stage": Stage.HOLDING, "newborn": True}
     fossil = stages | {"blueprint": blueprint, "blend": blend, "alpha": alpha}
-    fossil |= {"newborn": True, "fresh_momentum": True}
     resting = dict.fromkeys(("alpha", "start", "target"), alpha)
     count = has_seed.sum(1)
     counts = {name: state.totals.get(name) + count for name in ("germinated", "fossilized")}

@@ -51,6 +51,8 @@ def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(
         assert truncated.all() == (step == STEPS - 1)
     last = info["final_obs"]["features"]
     assert info["_final_obs"].all()
+    told = {name: values.tolist() for name, values in info["final_info"].items()}
+    assert told.keys() == {"accuracy", "illegal", "round", "env_step"}
     assert not np.array_equal(last, observation["features"])  # that of the next round
     again, _ = envs.reset(seed=SEED)
     assert np.array_equal(again["features"][:, : played.features.shape[2]], played.features[0])
@@ -94,6 +96,11 @@ def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_e
         steps += 1
     assert steps == STEPS
     assert env.reset()[1]["round"] == 1
+    env.flat.sim.world.weights["host", "params"][0] = torch.nan
+    while not env.step(0)[2]:
+        pass
+    _, anew = env.reset(seed=SEED)  # with a seed nothing goes on
+    assert (anew["round"], anew["env_step"]) == (0, 0)
 
 
 def test_a_rollback_at_an_early_end_is_followed_by_a_fresh_host() -> None:

@@ -35,8 +35,8 @@ def test_the_first_pass_has_no_divergence_and_an_update_moves_the_weights():
     assert not torch.equal(weights(learner), before)
 
 
-def broken(rollout: Rollout) -> Rollout:
-    rollout.rows.reward[2, 1] = float("nan")
+def broken(rollout: Rollout, reward: float = float("nan")) -> Rollout:
+    rollout.rows.reward[2, 1] = reward
     return rollout
 
 
@@ -56,6 +56,12 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_the_third_in_a_row_e
     for one in (learner, resumed):
         with pytest.raises(RuntimeError, match=f"{told}policy.ppo.lr"):
             one.update(broken(random_rollout(one.policy, 6, 4, seed=1)))
+
+
+def test_a_loss_that_overflows_where_its_gradient_does_not_is_no_step_either():
+    learner = learner_of()
+    report = learner.update(broken(random_rollout(learner.policy, 6, 4, seed=1), 2e19))
+    assert (report["steps"], report["not_finite_steps"]) == (0, 4)
 
 
 def test_a_good_update_forgives_skipped_ones():

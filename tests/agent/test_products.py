@@ -143,3 +143,6 @@ def test_threads_that_give_other_bits_are_not_used() -> None:
     policy.use_threads_(2)
     policy.prove_threads_("evaluate", lambda: [other[policy.threads - 1]])  # asked once
     assert policy.threads == 2
+    elsewhere = policy.for_slots(some_slots(2))  # and once for hosts with other slots
+    elsewhere.prove_threads_("evaluate", lambda: [other[policy.threads - 1]])
+    assert policy.threads == 1

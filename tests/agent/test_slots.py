@@ -220,6 +220,8 @@ def test_the_place_of_a_slot_by_hand() -> None:
     ]
     torch.testing.assert_close(place_table(slots), torch.tensor(expected))
     assert place_table(slots).dtype == torch.float32
+    vectors = SlotSpec("r0c0", row=0, block=0, channels=16, size=0, depth=1.0, axes=0)
+    assert place_table([vectors]).tolist() == [[-1, 1, 0, -1]]
 
 
 @pytest.mark.parametrize("part", range(4))

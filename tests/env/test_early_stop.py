@@ -67,6 +67,14 @@ def test_no_episode_ends_before_min_steps_nor_is_its_last_env_step_an_early_end(
         assert state.ending.over.tolist() == [ends, ends], step
 
 
+def test_a_planned_end_is_one_whatever_else_ends_the_episode_there() -> None:
+    cfg = EarlyStopConfig(patience=1, min_steps=1)
+    state = initial_state(tiny_rules(1, STEPS), 2, CPU)
+    for step in (1, 2):
+        state = advance(recorded(state, [50.0, 50.0], step), cfg, STEPS, torch.tensor([2, 3]))
+    assert state.ending.cause.tolist() == [Cause.LENGTH, Cause.PLATEAU]
+
+
 def test_a_host_that_was_rolled_back_too_often_has_diverged() -> None:
     cfg = EarlyStopConfig(rollbacks=2, min_steps=1)
     state = initial_state(tiny_rules(1, STEPS), 2, CPU)

@@ -181,6 +181,13 @@ def test_a_seed_on_its_way_or_too_young_cannot_be_pruned():
         assert read(outcome, "effective_op", "success") == (Op.WAIT, False)
 
 
+def test_a_seed_that_its_host_does_not_feel_yet_does_not_fade_out():
+    start = holding(Stage.BLENDING, alpha=0.0, ramp_alpha=0.0, seed_age=9)
+    slots, ramp, _ = do(*start, act(Op.PRUNE, alpha_speed=2))
+    assert_shows(slots, stage=Stage.PRUNED, previous_stage=Stage.BLENDING)
+    assert read(ramp, "mode", "length") == (AlphaMode.HOLD, 0)
+
+
 def test_a_failing_gate_changes_nothing_but_is_no_invalid_action():
     for stage, op in ((Stage.TRAINING, Op.ADVANCE), (Stage.HOLDING, Op.FOSSILIZE)):
         start = holding(stage, stage_age=3)

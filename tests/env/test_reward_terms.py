@@ -70,6 +70,17 @@ def test_a_contribution_that_the_total_does_not_support_is_suspect(
     assert paid("ratio_penalty", fields, discount, CFG) == pytest.approx(penalty)
 
 
+@pytest.mark.parametrize(
+    ("total", "share"),
+    [(0.0, 1.0), (-0.1, 1 / (1 + math.exp(0.3))), (-1e4, math.exp(-700))],  # never 0
+)
+def test_an_attribution_is_discounted_where_all_seeds_do_harm_and_keeps_its_sign(
+    total: float, share: float
+) -> None:
+    given = BLENDING | {"contribution": 1.0, "total": total}
+    assert paid("attribution_discount", given, CFG) == pytest.approx(share)
+
+
 def test_seeds_that_help_each_other_earn_a_bonus_unless_all_do_harm() -> None:
     fields = BLENDING | {"interaction_sum": 0.8}
     found = [paid("synergy_bonus", fields, share * ONE[None], ONE[None]) for share in (0.5, 0.49)]

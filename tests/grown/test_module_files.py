@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import nn
 
-from esper_soa import blueprint
+from esper_soa import blueprint, host, layer
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
@@ -111,6 +111,11 @@ def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) ->
     again = load(tmp_path / "host")
     assert digest(again.state_dict()) == digest(net.state_dict())
     assert next(again.parameters()).dtype == torch.float16
+    scale, shift = [one for one in net.parameters() if one.dim() == 1][:2]
+    shift.data = scale.data  # in one memory
+    net.to(memory_format=torch.channels_last)
+    save(net, tmp_path / "again")
+    assert digest(load(tmp_path / "again").state_dict()) == digest(net.state_dict())
 
 
 def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> None:
@@ -337,6 +342,31 @@ def test_a_users_part_takes_whole_numbers_of_its_role(arguments: dict) -> None:
 @blueprint("twice")
 def seed_named_otherwise(channels: int) -> nn.Module:
     return nn.Conv2d(channels, channels, 1)
+
+
+@host("pair")
+def pair(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+
+def test_a_users_host_has_the_segments_that_it_has() -> None:
+    spec = {"name": "x", "kind": f"{__name__}:pair", "arguments": {"classes": 3, "segment": 1}}
+    assert isinstance(layer_of(spec, "host"), nn.LazyLinear)
+    spec["arguments"]["segment"] = 2
+    with pytest.raises(ValueError, match="pair makes: it has no segment 2"):
+        layer_of(spec, "host")
+
+
+@layer("scaled")
+def scaled(by: float) -> nn.Module:
+    return nn.Hardtanh(0.0, by)
+
+
+def test_a_users_layer_takes_numbers() -> None:
+    spec = {"name": "x", "kind": f"{__name__}:scaled", "arguments": {"by": 0.5}}
+    assert isinstance(layer_of(spec, "blueprint"), nn.Hardtanh)
+    with pytest.raises(ValueError, match="by='0.5', which is no number of a layer"):
+        layer_of(spec | {"arguments": {"by": "0.5"}}, "blueprint")
 
 
 def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import nn
 
 import esper_soa
 from esper_soa.grown import networks
+from esper_soa.grown.formats import REGISTRATION
 from esper_soa.nets.model.modules import GrownNetwork
 
 TINY = [
@@ -80,6 +82,7 @@ def test_it_is_saved_in_every_format(net: GrownNetwork, tmp_path: Path) -> None:
     if find_spec("onnx") and find_spec("onnxscript") and find_spec("onnxruntime"):
         file = esper_soa.export(net, tmp_path / "net.onnx")
         session = importlib.import_module("onnxruntime").InferenceSession(str(file))
+        assert logging.getLogger(REGISTRATION).level == logging.NOTSET  # as it was
         (found,) = session.run(None, {"tokens": tokens.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), logits, rtol=1e-4, atol=1e-4)
         assert json.loads(session.get_modelmeta().custom_metadata_map["spec"]) == net.spec
@@ -110,6 +113,9 @@ def test_text_is_generated_token_by_token(net: GrownNetwork) -> None:
         torch.manual_seed(5)
         drawn.append(net.generate("a", 20, temperature=2.0))
     assert drawn[0] == drawn[1] != net.generate("a", 20, temperature=0)
+    spec = copy.deepcopy(net.spec)
+    spec["host"][0]["layers"][0]["arguments"]["tokens"] = 10_000  # most are no bytes
+    assert isinstance(GrownNetwork(spec).generate("a", 9), str)
 
 
 def test_what_cannot_be_continued_is_refused(net: GrownNetwork) -> None:
@@ -142,6 +148,7 @@ def test_scores_are_of_targets_and_in_small_passes_those_in_one(
     assert whole.accuracy == 85.0
     losses = nn.functional.cross_entropy(logits.double().flatten(0, 1), labels.flatten())
     assert whole.loss == pytest.approx(float(losses), rel=1e-12)
+    assert networks.score_network(nn.Identity(), logits, labels) == pytest.approx(whole, rel=1e-12)
     monkeypatch.setattr(networks, "MOST_LOGITS", 1000)  # five samples of 200 logits
     monkeypatch.setattr(networks, "MOST_DOUBLES", 100)  # half a sample
     assert networks.score_network(net, inputs, labels) == pytest.approx(whole, rel=1e-12)

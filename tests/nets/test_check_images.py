@@ -34,6 +34,10 @@ def put(array: np.ndarray, places: object, values: object) -> np.ndarray:
     return changed
 
 
+def coloured(grey: np.ndarray) -> np.ndarray:
+    return np.repeat(grey[..., None], 3, axis=3)
+
+
 def test_good_sets_have_no_findings(tmp_path: Path) -> None:
     for name in ("fashion32", "synthetic"):
         assert esper_soa.check_images(load_images(DataConfig(name=name), "cpu")) == []
@@ -59,6 +63,8 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
             ["Classes 0, 1, 2, 3, 4, 5, 6, 7 and 4 more have fewer than 10 training images."],
         ),
         ({"test_labels": put(TEST_LABELS, slice(18), 2)}, [COMMON_CLASS]),
+        # 17 of 24, of two classes
+        ({"classes": 2, "test_labels": put(np.ones(24, int), slice(7), 0)}, []),
         (
             {"test_images": put(TEST, 3, TRAIN[40])},
             ["1 of 24 test images are training images too: accuracy will be flattered."],
@@ -76,6 +82,20 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
                 "2 of 48 training images are of one colour: is something missing?",
                 "1 of 24 test images are of one colour: is something missing?",
             ],
+        ),
+        (  # of one colour where test images are not black, but not elsewhere
+            {
+                "train_images": put(TRAIN, np.s_[5, 4:24, 4:24], 200),
+                "test_images": np.pad(TEST[:, 4:24, 4:24], ((0, 0), (4, 4), (4, 4))),
+            },
+            [],
+        ),
+        (  # one of its channels is the same everywhere
+            {
+                "train_images": put(coloured(TRAIN), np.s_[5, ..., 0], 7),
+                "test_images": coloured(TEST),
+            },
+            [],
         ),
     ],
 )

@@ -1,6 +1,8 @@
 """What a C compiler is asked and told: by stand-ins that say that they are another."""
 
+import os
 import platform
+import select
 from pathlib import Path
 
 import pytest
@@ -70,10 +72,22 @@ def test_the_compiler_of_this_machine_is_known(tmp_path: Path) -> None:
 
 def test_a_compiler_that_answers_with_an_error_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cc"
-    path.write_text("#!/bin/sh\necho no licence: error 7 >&2\nexit 3\n")
+    path.write_text("#!/bin/sh\nprintf 'cc:\\nno licence: error 7\\nover\\n' >&2\nexit 3\n")
     path.chmod(0o700)
     with pytest.raises(cache.NativeError, match="cc failed: no licence: error 7"):
         compiler.identify_compiler([str(path)], tmp_path)
+
+
+def test_a_compiler_that_takes_too_long_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "held")
+    path = tmp_path / "cc"
+    path.write_text(f"#!/bin/sh\nsleep 60 > {tmp_path / 'held'} &\nwait\n")
+    path.chmod(0o700)
+    held = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(cache.NativeError, match="cc failed: it took more than 1 seconds"):
+        compiler.compile_kernels(compiler.Compiler((str(path),), "", "", ""), tmp_path, timeout=1)
+    assert select.select([held], [], [], 10)[0]  # nobody has it open for writing
+    os.close(held)
 
 
 # --- processors

@@ -286,6 +286,16 @@ def test_vanishing_and_exploding_gradients_are_noticed() -> None:
         torch.testing.assert_close(mine, its, rtol=1e-12, atol=0)
 
 
+def test_a_gradient_that_overflows_has_no_health() -> None:
+    world = made(TASKS[0], batches=1)
+    world.weights["host", "params"][:, -330:] *= 1e39
+    active_seeds = seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD, num_slots=6)
+    gradients = played(world, active_seeds).trained.gradients
+    endless = ~gradients.l2.isfinite()
+    assert endless.any()
+    assert not gradients.health[endless].any()
+
+
 def test_no_ratio_is_of_a_host_without_a_gradient() -> None:
     world = made(TASKS[0], batches=1)
     silence_hosts_(world)

@@ -346,7 +346,7 @@ def test_a_brightness_that_is_none_is_told_with_its_place(
 ) -> None:
     train = np.full((48, 28, 28), 0.5, np.float32)
     train[31, 3, 4] = bad
-    for at_once in (image_preparation.CHUNK_BYTES, 5 * train[0].nbytes):
+    for at_once in (image_preparation.CHUNK_BYTES, 5 * train[0].nbytes, 1):
         monkeypatch.setattr(image_preparation, "CHUNK_BYTES", at_once)
         told = r"^train holds .* in image 31: must be from 0 to 1\. Divide by 255, or give "
         told += r"uint8, and replace what is not a number\."
@@ -379,10 +379,11 @@ def test_a_channel_that_never_varies_is_left_as_it_is_and_told() -> None:
 def test_large_images_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = user_files.write(tmp_path / "m.npz", user_files.arrays((64, 64, 3)))
     whole = loaded(path)
-    monkeypatch.setattr(image_preparation, "CHUNK_BYTES", 7 * 64 * 64 * 3)
-    parts = loaded(path)
-    assert parts.identity == whole.identity
-    assert torch.equal(parts.train_images, whole.train_images)
+    for at_once in (7 * 64 * 64 * 3, 1):
+        monkeypatch.setattr(image_preparation, "CHUNK_BYTES", at_once)
+        parts = loaded(path)
+        assert parts.identity == whole.identity
+        assert torch.equal(parts.train_images, whole.train_images)
 
 
 def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None:
@@ -392,7 +393,9 @@ def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None
     why = f"sha256 {digest[:12]}..., data.name=auto takes it as data.root is an .npz"
     counts = "39 training, 9 validation and 24 test images."
     assert images.source == f"own images from {path} ({why}): {counts}"
-    assert images.facts()["file_sha256"] == digest
+    facts = images.facts()
+    assert facts["file_sha256"] == digest
+    assert facts["preparation"].split("; ") == list(images.notes)
     assert images.identity == loaded(path).identity
     assert "asked for by data.name" in loaded(path).source
 

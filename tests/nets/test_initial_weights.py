@@ -11,7 +11,13 @@ from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
 from esper_soa.config.nets import TaskConfig, host_slots, sort_slots
 from esper_soa.nets.data import streams
 from esper_soa.nets.model import parts
-from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seeds, seed_table
+from esper_soa.nets.model.blueprints import (
+    BLUEPRINTS,
+    SEQUENCE_BLUEPRINTS,
+    gate_table,
+    initial_seeds,
+    seed_table,
+)
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.model.parts import Parameter, Table
 from esper_soa.nets.seeds import pools
@@ -116,6 +122,20 @@ def born(
     flags = {"newborn": np.array(rows, bool), "fresh_momentum": np.array(rows, bool)}
     seeds = seeds_where(rows, Stage.GERMINATED, Blueprint.CONV_LIGHT, blend, **flags)
     pools.claim_(weights, shape, seeds, keys)
+
+
+def test_a_seed_of_another_kind_of_features_is_refused() -> None:
+    shape, weights = fresh(TaskConfig(base_channels=4), 1)
+    seeds = seeds_where(
+        [[True, False]], Stage.GERMINATED, Blueprint.LORA, Blend.ADD, newborn=[[True, False]]
+    )
+    with pytest.raises(ValueError, match="lora takes sequences: slot r0c0 has images"):
+        pools.claim_(
+            weights,
+            shape._replace(blueprints=SEQUENCE_BLUEPRINTS),
+            seeds,
+            env_keys(streams.SEED_INIT, 1),
+        )
 
 
 def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate() -> None:

@@ -441,12 +441,19 @@ class Idle(TorchEngine):
 class Faster(TorchEngine):
     """Learns at twice the rate."""
 
+    factor = 2.0
+
     def train_(self, nets: NetsConfig, *given: object) -> TrainReport:
-        return super().train_(nets, *given, rules_of(nets.task, 2.0))
+        return super().train_(nets, *given, rules_of(nets.task, self.factor))
 
 
-def test_a_library_that_computes_something_else_is_not_taken() -> None:
-    chosen = choose_native(CPU, Faster())
+class Nowhere(Faster):
+    factor = float("nan")
+
+
+@pytest.mark.parametrize("engine", [Faster, Nowhere])
+def test_a_library_that_computes_something_else_is_not_taken(engine: type[Faster]) -> None:
+    chosen = choose_native(CPU, engine())
     assert (chosen.native, chosen.fallback) == (False, True)
     assert chosen.reason.startswith("plain torch, slower: no native kernels, ")
     assert "computes host.params of a small network otherwise than torch, by " in chosen.reason

@@ -130,6 +130,7 @@ def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> Non
         (b"abc " * 50 + b"\xff\xfe" + b"abc " * 50, r"no UTF-8 text \(byte 200\)"),
         (b"abc " * 50 + "ö".encode()[:1], r"no UTF-8 text \(byte 200\)"),
         (("abc " * 50).encode("utf-16"), r"no UTF-8 text \(byte 0\)"),
+        (b"abc " * 50 + b"\0" + b"abc " * 50, r"no text \(byte 200 is NUL\)"),
         (("abc " * 50).encode("utf-16-le"), r"no text \(byte 1 is NUL\); save it as UTF-8"),
     ],
 )

@@ -24,6 +24,7 @@ from esper_soa.nets.engines.cpu.sequences import (
     NativeLayers,
     NativeSeed,
     SequenceEngine,
+    native_seed,
     native_shape,
 )
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -36,6 +37,7 @@ from esper_soa.nets.model.blueprints import (
 from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
 from esper_soa.nets.model.segments import Forward
+from esper_soa.nets.model.sequence_parts import Dense
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
@@ -204,6 +206,22 @@ def test_the_kernels_have_all_layers_and_blueprints_but_the_norm() -> None:
         }
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"parts": (Dense(gelu=True), Dense(gelu=True))},
+        {"parts": (Dense(), Dense(bias=False))},
+        {"parts": (Dense(), Dense(), Dense())},
+        {"parts": (Dense(), Dense()), "residual": False},
+        {"residual": False},  # attention alone
+    ],
+)
+def test_a_blueprint_that_the_kernels_lack_stays_as_it_is(changed: dict) -> None:
+    (attention,) = (one for one in SEQUENCE_BLUEPRINTS if one.name == "attention")
+    own = replace(attention, **changed)
+    assert native_seed(own) is own
+
+
 def test_a_seed_in_training_is_not_noticed_and_one_that_blends_is_felt_by_the_host(case) -> None:
     """The gradient of a host under a seed in training is that of the host alone."""
     nets, weights, alpha, active = case
@@ -309,6 +327,12 @@ def test_dropout_drops_the_share_it_is_told_to_and_keeps_the_mean() -> None:
     assert not torch.equal(factors[0], factors[1])
     assert not torch.equal(factors, sequences.dropout_factors(keys, 5, (50, 40), 0.25))
     assert torch.equal(factors[1:], sequences.dropout_factors(keys[1:], 4, (50, 40), 0.25))
+
+
+def test_layers_are_numbered_through_all_segments() -> None:
+    task = replace(TASK, transformer=replace(SIZES, layers=6))
+    body = host_shape(task, host_slots(TASK)[:1]).segments[1:-1]
+    assert [(one.first, one.count) for one in body] == [(0, 3), (3, 3)]
 
 
 def test_dropout_is_in_every_place_of_training_and_in_none_of_validation() -> None:

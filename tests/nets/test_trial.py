@@ -186,6 +186,12 @@ def test_one_network_among_many_counts() -> None:
     assert disagreement({"host.params": (0.5, 0.4)}, {"host.params": (0.3, 0.1)})
 
 
+def test_a_network_of_small_numbers_is_judged_by_a_tenth_of_what_others_have() -> None:
+    right = {"momentum": torch.tensor([[10.0], [0.0]])}
+    found = distances({"momentum": torch.tensor([[10.0], [0.01]])}, right, 1)
+    assert found["momentum"] == pytest.approx((0.02, 0.01))  # 0.01 beside 0.5; 0 and that
+
+
 def test_the_seeds_are_of_all_kinds_in_all_states() -> None:
     seeds = mixture(trial(64))
     assert set(seeds.stage[seeds.running]) == set(RUNNING_STAGES)

@@ -184,7 +184,7 @@ def text_set(
     digest.update(context.to_bytes(8, "little"))
     found = TextSet(name, "", digest.hexdigest(), content, context, num_tokens, tokenizer)
     counts = [found.bounds[part][1] - found.bounds[part][0] for part in PARTS]
-    if min(counts[0] - context, *counts[1:]) <= context:
+    if min(counts) <= context:
         least = HELD_OUT * (context + 1)
         raise DataError(
             f"{text}: {len(content):,} tokens are too few for sequences of "

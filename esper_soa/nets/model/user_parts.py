@@ -91,14 +91,14 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> bluepr
     known = {one.name for one in every}
     for name in (name for name in offered if not registry.is_reference(name)):
         allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
-        check(not slots or name in known, setting, name, allowed)
+        check(name in known, setting, name, allowed)
     for place, reference in enumerate(filter(registry.is_reference, offered)):
         part = registry.find(registry.BLUEPRINT, reference, setting)
         allowed = "a blueprint that can stand in the slots"
         with registry.raise_faults(setting, reference, allowed) as faults:
             blueprint = architecture_of(part, registry.name_in(reference), NUM_BLUEPRINTS + place)
             shapes = {spec.shape for spec in slots if blueprint.fits(spec)}
-            if slots and not shapes:
+            if not shapes:
                 faults.append(f"it takes {blueprint.topology}, which no slot has")
             for shape in sorted(shapes):
                 faults += blueprint_findings(blueprint, shape)
