@@ -139,14 +139,21 @@ def test_a_faulty_part_is_found_out_with_all_findings_at_once(kind: str, name: s
 
 def test_a_part_is_checked_by_itself_and_must_be_marked() -> None:
     esper_soa.check_blueprint(Grouped)
-    told = r'nothing marks it: @esper_soa.{}\("name"\) belongs above it'
+    told = (
+        r"^{0} <function unmarked.*>: 1 finding\n  - "
+        r'nothing marks it: @esper_soa\.{0}\("name"\) belongs above it$'
+    )
     with pytest.raises(ConformanceError, match=told.format("blueprint")):
         esper_soa.check_blueprint(unmarked)
     with pytest.raises(ConformanceError, match=told.format("host")):
         esper_soa.check_host(unmarked_host)
     with pytest.raises(
         SettingError,
-        match="check_reward=parts_of_users:eager: must be a reward that parts_of_users reg",
+        match=(
+            r"^check_reward=parts_of_users:eager: must be a reward that parts_of_users registers "
+            r"\(branching, .*, twofold\)\. @esper_soa\.reward\(\"eager\"\) above a function or "
+            r"class there registers it\.$"
+        ),
     ):
         esper_soa.check_reward(f"{HERE}:eager")
 

@@ -164,11 +164,20 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     with pytest.raises(UserError) as refusal:
         resumed(changed, undisturbed)
     told = str(refusal.value)
-    assert "  envs: 2 -> 3\n" in told
-    assert "  policy.ppo.lr: 0.0003 -> 0.001\n" in told
-    assert "  rounds:" not in told
-    assert "These may change: name, device, run_dir, rounds," in told
-    with pytest.raises(UserError, match="rounds=3: must be at least 4"):
+    free = (
+        "name, device, run_dir, rounds, control, checkpoint_every, checkpoint_keep, profile, "
+        "report, resume, track, ranks, restarts, compute.workers, compute.threads, "
+        "compute.env_chunk, compute.compile, compute.engine, compute.cuda_graphs, telemetry.*, "
+        "data.name, data.root"
+    )
+    assert told == (
+        "resume: these settings are not those of the checkpoint:\n"
+        "  envs: 2 -> 3\n  policy.ppo.lr: 0.0003 -> 0.001\n"
+        f"  These may change: {free}."
+    )
+    with pytest.raises(
+        UserError, match="^rounds=3: must be at least 4, which the checkpoint has done already$"
+    ):
         resumed(settings(rounds=3), undisturbed)
     assert contents(undisturbed) == before
 
@@ -211,7 +220,9 @@ def test_changes_are_those_of_what_was_there_and_of_todays_defaults() -> None:
     saved = saved_run(replace(cfg, rounds=2, resume="", run_dir="", device="cuda"))
     assert check_settings(saved, cfg) == [f"device: cuda -> {cfg.device}", "rounds: 2 -> 3"]
     assert check_settings(saved, replace(cfg, rounds=2)) == [f"device: cuda -> {cfg.device}"]
-    with pytest.raises(UserError, match=r"^rounds=1: must be at least 2, which the checkpoint has"):
+    with pytest.raises(
+        UserError, match="^rounds=1: must be at least 2, which the checkpoint has done already$"
+    ):
         check_settings(saved, replace(cfg, rounds=1))
 
 
@@ -324,12 +335,19 @@ def test_auto_takes_a_folder_whose_run_ended_before_its_first_checkpoint(tmp_pat
     assert line["env_steps"] == 2
 
 
-@pytest.mark.parametrize("resume", ["nowhere", "nowhere/checkpoint_000001.pt", "."])
+@pytest.mark.parametrize(
+    ("resume", "told"),
+    [
+        ("nowhere", "there is no such file or folder"),
+        ("nowhere/checkpoint_000001.pt", "there is no such file or folder"),
+        (".", r"there is no checkpoint in this folder\. Give a checkpoint or a run folder"),
+    ],
+)
 def test_a_resume_that_leads_nowhere_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"resume={resume}: there is no"):
+    with pytest.raises(UserError, match=f"^resume={resume}: {told}$"):
         resume_start(resume, "", "trial")
 
 

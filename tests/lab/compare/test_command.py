@@ -215,13 +215,37 @@ def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["a="], "groups=a: must be two or more"),
-        (["a=", "b=wrong"], "b=wrong: must be a setting of esper-train, or a group: NAME="),
-        (["a=", "b=env=4"], "Did you mean envs"),
-        (["a=", "b=", "seeds=0"], "seeds=0: must be a number from 1 to 10000"),
-        (["a=", "b=", "seeds=[1,1]"], "without a seed twice"),
-        (["a=", "b=", "seed=3"], "setting=seed=3: must be left to seeds= and out="),
-        (["a=", "a=", "b="], "a group of its own"),
+        (
+            ["a="],
+            (
+                r'^groups=a: must be two or more, such as a="reward=shaped" b="", or one with '
+                r"a list for envs\.$"
+            ),
+        ),
+        (
+            ["a=", "b=wrong"],
+            (
+                r'^b=wrong: must be a setting of esper-train, or a group: NAME="setting=value '
+                r'\.\.\."\.$'
+            ),
+        ),
+        (["a=", "b=env=4"], r"^env: there is no such setting\. Did you mean envs\?$"),
+        (
+            ["a=", "b=", "seeds=0"],
+            (
+                r"^seeds=0: must be a number from 1 to 10000, or a list such as "
+                r"\[101,102,103\] without a seed twice\.$"
+            ),
+        ),
+        (
+            ["a=", "b=", "seeds=[1,1]"],
+            (
+                r"^seeds=\[1,1\]: must be a number from 1 to 10000, or a list such as "
+                r"\[101,102,103\] without a seed twice\.$"
+            ),
+        ),
+        (["a=", "b=", "seed=3"], r"^setting=seed=3: must be left to seeds= and out=\.$"),
+        (["a=", "a=", "b="], r"^a='': must be a group of its own: the name is taken\.$"),
     ],
 )
 def test_mistakes_are_told_before_any_run(tmp_path: Path, given: list[str], words: str) -> None:

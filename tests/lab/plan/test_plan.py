@@ -387,7 +387,7 @@ def test_a_fork_answers_and_this_process_starts_no_thread_for_it(
     monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
     assert result_of_fork(os.getppid) == os.getpid()
     assert started == []
-    with pytest.raises(UserError, match="out of memory. Lower envs"):
+    with pytest.raises(UserError, match=r"^out of memory\. Lower envs\.$"):
         result_of_fork(run_out_of_memory)
     with pytest.raises(UserError, match=re.escape(ENDED)):
         result_of_fork(end_by_a_signal)

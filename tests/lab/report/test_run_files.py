@@ -52,7 +52,10 @@ def test_runs_are_found_once_each_in_the_order_of_their_numbers(tmp_path: Path) 
     one = make_run(tmp_path / "a" / "run")
     other = make_run(tmp_path / "b" / "run")
     assert [run.label for run in find_runs([one, other, one])] == ["a/run", "b/run"]
-    with pytest.raises(UserError, match="holds no run"):
+    told = (
+        r"^RUN=/.*/sweep/other: holds no run: there is no config\.yaml of a run in it or below it$"
+    )
+    with pytest.raises(UserError, match=told):
         find_runs([tmp_path / "sweep" / "other"])
 
 
@@ -67,7 +70,10 @@ def test_a_run_whose_settings_cannot_be_read_is_named_and_hydras_copy_is_no_run(
     assert caplog.messages == [
         f"runs     without {broken}/config.yaml: no settings that can be read"
     ]
-    with pytest.raises(UserError, match="no config.yaml of a run"):
+    told = (
+        r"^RUN=/.*/sweep/broken: holds no run: there is no config\.yaml of a run in it or below it$"
+    )
+    with pytest.raises(UserError, match=told):
         find_runs([broken])
 
 

@@ -158,10 +158,19 @@ def test_a_job_of_a_sweep_has_neither_a_folder_nor_a_checkpoint_of_its_own(
     for allowed in (TrainConfig(), TrainConfig(resume="auto", run_dir=str(tmp_path)), ranks):
         check_job(context, allowed)
     for cfg, told in (
-        (TrainConfig(resume="there"), "resume=there: must be auto, as the jobs .* cannot share"),
+        (
+            TrainConfig(resume="there"),
+            (
+                r"^resume=there: must be auto, as the jobs of a sweep cannot share a "
+                r"checkpoint\.$"
+            ),
+        ),
         (
             TrainConfig(run_dir=str(tmp_path / "0")),
-            "folders of this sweep are in .*. Give run_dir one value, or set ",
+            (
+                r"^run_dir=/.*/0: the folders of this sweep are in /.*\. Give run_dir one "
+                r"value, or set hydra\.sweep\.dir and hydra\.sweep\.subdir$"
+            ),
         ),
     ):
         with pytest.raises(UserError, match=told):
