@@ -224,50 +224,28 @@ def test_the_nine_tasks_have_their_hosts() -> None:
     assert {*options("task")} == {*TASKS, *TEXT_TASKS}
 
 
+FOLDER_NAME = "must be a folder name of at most 60 letters, digits, '_', '-', '+' and '.'."
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("slots=[r0c0,r9c9]", ("slots=r9c9", "r0c0", "r1c2")),
-        ("slots=[r0c0,r0c0]", ("slots=", "once")),
-        ("slots=[]", ("slots=", "non-empty")),
-        ("max_seeds=-1", ("max_seeds=-1", "0 = as many as slots")),
-        ("batch_size=1", ("batch_size=1", "BatchNorm")),
-        ("train_samples=100", ("train_samples=100", "batch_size=32", "96 or 128")),
-        ("name=a/b", ("name=a/b", "folder name")),
-        ("name=..", ("name=..", "folder name")),
-        ("device=gpu", ("device=gpu", "cuda:<index>")),
-        ("task.blueprints=[norm,conv_huge]", ("task.blueprints=conv_huge", "conv_heavy")),
-        ("task.kernel_size=2", ("task.kernel_size=2", "odd")),
-        ("reward.mode=generous", ("reward.mode=generous", "shaped")),
-        ("+policy.ppo.entropy_floor.tail=0.1", ("policy.ppo.entropy_floor=", "tail")),
-        ("control=growth", ("control=growth", "none, wait, random, heuristic, schedule, static_")),
-        ("policy.schedule.blueprint=conv_huge", ("policy.schedule.blueprint=conv_huge", "norm")),
-        ("task.num_blocks=12", ("task.num_blocks=12", "8192 channels, not 16384", "channels=8")),
-        ("rounds=100000000000000000000", ("rounds=100000000000000000000", "in [1, 1000000000]")),
-        ("policy.ppo.probability_floor.op=0.17", ("probability_floor.op=0.17", "at most 1/6")),
-        ("policy.ppo.probability_floor.slot=0.34", ("floor.slot=0.34", "at most 1/3")),
-        ("policy.ppo.probability_floor.blueprint=0.15", ("blueprint=0.15", "at most 1/7")),
-        ("policy.schedule.germinate=[]", ("policy.schedule.germinate=[]", "a list of 1 to 64")),
-        ("task.blueprints=[norm,norm]", ("task.blueprints=", "without repetition")),
-        ("name=" + "x" * 61, ("name=", "at most 60")),
-        ("name='a\nb'", (r"name=a\nb: must be",)),
-        ("name=" + "x" * 5000, ("name=" + "x" * 200 + "...: must be",)),
-        ("name=${nowhere}", ("nowhere",)),
-        ("+env=4", ("env: there is no such setting", "envs?")),
-        ("+task.num_block=4", ("task.num_block: there is no such setting", "num_blocks?")),
+        ("name='a\nb'", rf"name=a\nb: {FOLDER_NAME}"),
+        ("name=" + "x" * 5000, f"name={'x' * 200}...: {FOLDER_NAME}"),
+        (
+            "name=${nowhere}",
+            "configuration: Interpolation key 'nowhere' not found full_key: name "
+            "object_type=TrainConfig",
+        ),
     ],
 )
-def test_a_bad_value_is_one_message_with_setting_value_and_remedy(
-    override: str, told: tuple[str, ...]
-) -> None:
+def test_a_bad_value_is_one_message_with_setting_value_and_remedy(override: str, told: str) -> None:
     with pytest.raises(UserError) as raised:
         settings(override)
-    message = str(raised.value)
-    assert "\n" not in message
-    assert [part for part in told if part not in message] == []
+    assert str(raised.value) == told
 
 
-# Settings that do not go together, one line each, with the whole message.
+# Settings that are refused, by themselves or together, one line each, with the whole message.
 REFUSED = (Path(__file__).parent / "refused.txt").read_text(encoding="utf-8").splitlines()
 # The same, just on the other side.
 ACCEPTED = """
