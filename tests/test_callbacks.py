@@ -61,8 +61,10 @@ class Listing(Callback):
 
 
 def called(listing: Listing, folder: Path, resume: Path | None = None) -> list[tuple]:
+    other = Listing()
     with session(RunFolder(folder)) as opened:
-        run_in_session(opened, SHORT, resume, callbacks=[listing])
+        run_in_session(opened, SHORT, resume, callbacks=[listing, other])
+    assert other.calls == listing.calls
     return listing.calls
 
 

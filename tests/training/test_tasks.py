@@ -99,7 +99,9 @@ def test_a_resumed_run_on_several_tasks_ends_as_the_one_that_went_on(
     fresh(together(rounds=1), tmp_path)
     for name in NAMES:
         (tmp_path / name / "metrics.jsonl").open("a").write('{"round": 2}\n')
+        (tmp_path / name / "versions.json").write_text('{"kernels": {"engine": "earlier"}}')
     resumed(together(rounds=3), tmp_path)
+    assert (tmp_path / "log.txt").read_text().count("resume   changed engine: earlier -> ") == 1
     for name in NAMES:
         files = [one / name / "metrics.jsonl" for one in (tmp_path, learning)]
         assert timeless(files[0]) == timeless(files[1])

@@ -22,7 +22,13 @@ from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import DataConfig
-from esper_soa.config.settings import MAX_ENVS, ComputeConfig, TrainConfig, settings_yaml
+from esper_soa.config.settings import (
+    MAX_ENVS,
+    ComputeConfig,
+    TelemetryConfig,
+    TrainConfig,
+    settings_yaml,
+)
 from esper_soa.env.step import StepData
 from esper_soa.lab.plan import probe
 from esper_soa.lab.plan.plan import (
@@ -149,10 +155,17 @@ def test_what_does_not_fit_says_what_to_lower() -> None:
 def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path: Path) -> None:
     """The probe trains hosts so little that all would end at once; all else stays."""
     early = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=2)
-    asked = replace(few_images(6), early_stop=early)
+    telling = TelemetryConfig(progress="live", console="envs")
+    asked = replace(
+        replace(few_images(6), early_stop=early, telemetry=telling, track=["wandb"]),
+        **{"profile": "phases", "resume": "auto", "run_dir": "there"},
+    )
     (tmp_path / "settings.yaml").write_text(settings_yaml(asked), encoding="utf-8")
     probed_cfg = settings_in(tmp_path / "settings.yaml")
-    assert probed_cfg.early_stop.enabled
+    assert probed_cfg == replace(
+        replace(asked, telemetry=TelemetryConfig(progress="off"), track=[], profile="off"),
+        **{"resume": "", "run_dir": "", "early_stop": replace(early, min_steps=6)},
+    )
     ends = {}
     for name, cfg in (("asked", asked), ("run_probe", probed_cfg)):
         world = build_world(cfg, CPU)

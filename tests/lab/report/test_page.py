@@ -243,7 +243,9 @@ def test_the_page_tells_the_verdict_and_asks_no_network(places: dict[str, Path])
     assert "2 of 4 rounds: stopped, killed or still going on" in text
     ended = "hosts ended the first at 40.00 % and the last at 44.00 %."
     assert f"Not finished: 2 of 4 rounds are played; {ended}" in text
+    assert "<title>killed - esper_soa</title>" in text
     text = page_text(places["sweep"])
+    assert "<title>6 runs - esper_soa</title>" in text
     tables = data_of(text)["tables"]
     assert tables["finals"]["accuracy"] == [50.0, 52.0, 54.0, 51.0, 53.0, 55.0]
     standings = tables["standings"]
