@@ -378,6 +378,20 @@ def test_weights_of_another_shape_or_not_finite_are_refused(package: Path) -> No
         assert str(caught.value) == f"policy.init=grower: {problem} (learner.value.mean {told})"
 
 
+def test_a_head_that_a_policy_does_not_know_is_told(
+    package: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = package / "grower.policy"
+    whole = load_checkpoint(path, CPU)
+    assert isinstance(whole["learner"], dict)
+    weights = whole["learner"]["policy"]
+    known = {name: weights[name] for name in weights if not name.startswith("heads.tempo.")}
+    save_checkpoint(path, whole | {"learner": whole["learner"] | {"policy": known}})
+    caplog.set_level("INFO")
+    built(starting("grower"))
+    assert "start    heads it does not know begin as new: tempo" in caplog.messages
+
+
 def test_a_policys_file_holds_tensors_and_plain_values_alone_and_names_no_folder(
     before: Path, package: Path
 ) -> None:

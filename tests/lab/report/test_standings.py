@@ -67,6 +67,8 @@ def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path)
     assert found[0].difference is not None
     assert found[0].difference.mean == pytest.approx((1 + 2 + 3 + 4 - 11 - 12.5 - 13 - 14) / 4)
     assert found[1].difference is None, "of other seeds there are no pairs"
+    (back,) = pairs([groups[0], RunGroup("b", groups[1].runs[::-1])])
+    assert back.difference == found[0].difference, "pairs are of one seed, in whatever order"
 
 
 def test_only_groups_that_have_played_each_seed_once_are_paired_by_seed(tmp_path: Path) -> None:
