@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import warm
 
-from esper_soa.runtime.files import LineFile, WriteErrors
+from esper_soa.runtime.files import LineFile, WriteErrors, write_text
 
 LIMITED = """
 import resource, sys
