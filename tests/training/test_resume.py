@@ -256,7 +256,9 @@ def test_packages_that_are_others_and_samples_that_are_none_of_the_run_are_told(
         saved.task("other")
 
 
-def test_files_of_later_rounds_are_dropped(tmp_path: Path) -> None:
+def test_files_of_later_rounds_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = RunFolder(tmp_path)
     for rounds in (1, 2, 3, 10):
         folder.checkpoint(rounds).touch()
@@ -274,6 +276,19 @@ def test_files_of_later_rounds_are_dropped(tmp_path: Path) -> None:
     assert kept == [2]
     assert folder.metrics.read_text() == '{"round":1}\n{"round":2}\n'
     assert folder.episodes.read_text() == '{"round":1}\n' * 2 + '{"round":2}\n' * 2
+    cut_back(folder, 3, recorder)
+    dropped = (
+        f"resume   checkpoint_{number}.pt is dropped: this run makes its rounds anew"
+        for number in ("000003", "000010")
+    )
+    lacking = "resume   metrics.jsonl lacks rounds that the checkpoint has done"
+    assert caplog.messages == [*dropped, lacking]
+    folder.metrics.unlink()
+    folder.metrics.mkdir()
+    with pytest.raises(UserError) as caught:
+        cut_back(folder, 3, recorder)
+    problem = "cannot be written (Is a directory). Make room there"
+    assert str(caught.value) == f"resume: {tmp_path} {problem}"
 
 
 def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.host import host_shape
 from esper_soa.runtime.device import choose_env_chunk, layout_in_words
 from esper_soa.state import Action
+from esper_soa.training import runs
 from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.collect import Player, Round, play_round
@@ -207,6 +209,7 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
         esper_soa.open_run(tmp_path)
     (tmp_path / "config.yaml").write_text("name: x\n")
     begun = esper_soa.open_run(tmp_path)
+    assert repr(begun) == f"RecordedRun('{tmp_path}')"
     assert begun.metrics() == begun.episodes() == []
     for ask, told in (
         (
@@ -252,6 +255,34 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
     ):
         with pytest.raises(UserError, match=told):
             ask()
+
+
+def test_what_is_another_thing_than_a_run_left_is_said(
+    done: esper_soa.RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = esper_soa.RecordedRun(tmp_path)
+    shutil.copy(done.path / "config.yaml", tmp_path)
+    (tmp_path / "versions.json").write_text('{"data": {"identity": "of other images"}}')
+    monkeypatch.setattr(runs, "find_spec", lambda _: "pandas")
+    (tmp_path / "networks").mkdir()
+    policy = tmp_path / "networks" / "best_000001.safetensors"
+    esper_soa.save(done.policy(), policy)
+    for ask, told in (
+        (
+            changed.samples,
+            f"{tmp_path}: its images are not there any more: synthetic images, asked for by "
+            "data.name: 32 training, 16 validation and 16 test images.",
+        ),
+        (
+            changed.steps,
+            f"{tmp_path}: there is no table of env-steps: the run had telemetry.level=off or "
+            "rounds, or no round is done",
+        ),
+        (changed.export, f"{policy}: holds no network"),
+    ):
+        with pytest.raises(UserError) as caught:
+            ask()
+        assert str(caught.value) == told
 
 
 # --- the policy

@@ -55,6 +55,13 @@ def trials(folder: Path) -> list:
     return optuna.load_study(study_name="search", storage=storage).trials
 
 
+def test_a_search_is_over_trainings(tmp_path: Path) -> None:
+    hydra = {"sweeper": {}, "sweep": {"dir": str(tmp_path)}}
+    told = "^hydra/sweeper=optuna_search: searches over trainings. Use it with esper-train$"
+    with pytest.raises(UserError, match=told):
+        search.search(OmegaConf.create({"hydra": hydra}), [], lambda *_: [])
+
+
 def test_overrides_become_the_space_that_they_name() -> None:
     space = search.space_of(
         [
