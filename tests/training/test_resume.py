@@ -346,6 +346,8 @@ def test_auto_takes_a_folder_whose_run_ended_before_its_first_checkpoint(tmp_pat
     start = resume_start("auto", str(tmp_path), "trial")
     assert start == (RunFolder(tmp_path), None)
     run(settings("wait", rounds=1, steps=1, resume="auto"), start.folder, start.checkpoint)
+    told = "INFO resume   no checkpoint was found: the run starts afresh\n"
+    assert told in start.folder.log.read_text()
     (line,) = lines(tmp_path)
     assert line["env_steps"] == 2
 
