@@ -209,17 +209,48 @@ BOTH = "tasks=[cifar_impaired,cifar_minimal]"
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["tasks=[cifar_impaired,'cifar_minimal seed=3']"], "without seed=3, which is a setting"),
-        (["tasks=[cifar_impaired,cifar_impaired]"], "must be tasks of different names"),
-        (["tasks=[cifar_impaired,nothing]"], "task=nothing: must be cifar_baseline"),
-        ([BOTH, "task=cifar_scale"], "task=cifar_scale: must be left out with tasks"),
-        ([BOTH, "ranks=2"], "ranks=2: must be 1 with several tasks"),
-        (["tasks=[cifar_impaired,'text_small data=synthetic slots=[r2c2]']"], "slots=r2c2"),
-        (["tasks=[cifar_impaired,text_small]", "policy=heuristic"], "heuristic.blueprint_rotation"),
-        (["tasks=[cifar_impaired,'cifar_minimal task.blueprints=[norm,my:Own]']"], "tasks="),
+        (
+            ["tasks=[cifar_impaired,'cifar_minimal seed=3']"],
+            "tasks=cifar_minimal seed=3: must be without seed=3, which is a setting of the "
+            "whole run.",
+        ),
+        (
+            ["tasks=[cifar_impaired,cifar_impaired]"],
+            "tasks=cifar_impaired: must be tasks of different names. Give one of them another, "
+            "as in 'cifar_impaired task.name=other'.",
+        ),
+        (
+            ["tasks=[cifar_impaired,nothing]"],
+            "task=nothing: must be cifar_baseline, cifar_deep_impaired, "
+            "cifar_deep_multichannel, cifar_highres, cifar_impaired, cifar_minimal, "
+            "cifar_multichannel, cifar_postpool, cifar_scale, text_small, tinystories.",
+        ),
+        (
+            [BOTH, "task=cifar_scale"],
+            "task=cifar_scale: must be left out with tasks=['cifar_impaired', 'cifar_minimal'].",
+        ),
+        (
+            [BOTH, "ranks=2"],
+            "ranks=2: must be 1 with several tasks. Or play one alone.",
+        ),
+        (
+            ["tasks=[cifar_impaired,'text_small data=synthetic slots=[r2c2]']"],
+            "slots=r2c2: must be a slot of text_small: r0c0, r0c1, r0c2.",
+        ),
+        (
+            ["tasks=[cifar_impaired,text_small]", "policy=heuristic"],
+            "policy.heuristic.blueprint_rotation=conv_light: must be one of task.blueprints: "
+            "attention, norm, lora, lora_large, mlp_small, mlp, flex_attention.",
+        ),
+        (
+            ["tasks=[cifar_impaired,'cifar_minimal task.blueprints=[norm,my:Own]']"],
+            "tasks=['cifar_impaired', 'cifar_minimal task.blueprints=[norm,my:Own]']: must be "
+            "so that all tasks offer the same blueprints of your own. The policy has a row for "
+            "each of them.",
+        ),
     ],
 )
 def test_what_cannot_be_played_together_is_refused_by_name(words: list[str], told: str) -> None:
     with pytest.raises(UserError) as caught:
         compose_settings("smoke", words)
-    assert told in str(caught.value)
+    assert str(caught.value) == told
