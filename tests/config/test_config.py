@@ -18,7 +18,7 @@ from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.hydra_versions import INITIALIZE
-from esper_soa.config.nets import host_slots
+from esper_soa.config.nets import DataConfig, host_slots
 from esper_soa.config.paths import config_dir
 from esper_soa.config.ranges import RULE, Items, NumberTable, Range
 from esper_soa.config.settings import (
@@ -296,6 +296,11 @@ def test_settings_that_do_not_go_together_are_one_message(line: str) -> None:
 @pytest.mark.parametrize("overrides", ACCEPTED)
 def test_settings_that_just_go_together_are_taken(overrides: str) -> None:
     settings(*overrides.split(" "))
+
+
+def test_a_root_is_of_the_data_sets_that_read_files() -> None:
+    sets = DataConfig(name="[synthetic,cifar10]", root="mine").sets
+    assert [(one.name, one.root) for one in sets] == [("synthetic", ""), ("cifar10", "mine")]
 
 
 @pytest.mark.parametrize(
