@@ -198,6 +198,17 @@ def test_what_was_not_measured_is_said_to_be_so(places: dict[str, Path]) -> None
     assert ["alpha", "alpha", "–"] in lanes["columns"]
 
 
+def test_a_slot_without_a_seed_has_no_colour(run: Path) -> None:
+    write_table(run, "steps", 9, [{"step": 1, "env": 0, "accuracy": 40.0}])
+    seed = {"stage": "training", "seed": 1, "blueprint": "norm"}
+    rows = [{"slot": "r0c0", "stage": "embargoed"}, {"slot": "r0c1"} | seed]
+    write_table(run, "slots", 9, [{"step": 1, "env": 0} | row for row in rows])
+    (lanes,) = (one for one in figures_in(run) if one["id"] == "lanes")
+    _, tables = shown_in(run)
+    assert "none" in tables["lanes"]["blueprint"]
+    assert '"none"' not in json.dumps(lanes["spec"])
+
+
 def test_an_axis_with_one_value_is_labelled_with_that_value(tmp_path: Path) -> None:
     library = pytest.importorskip("vl_convert", reason="the extra report is not installed")
     made = make_run(tmp_path / "run", [line(1, 40.0)])
