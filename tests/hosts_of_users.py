@@ -269,7 +269,7 @@ class Logarithm(nn.Module):
 boundless = nn.Conv2d(3, 4, 1)
 nn.init.constant_(boundless.weight, float("inf"))
 infinite = of_modules("infinite", boundless)
-undefined = of_modules("undefined", nn.Conv2d(3, 4, 1), Logarithm())
+undefined = of_modules("undefined", nn.Conv2d(3, 4, 1), Logarithm(), nn.BatchNorm2d(4))
 
 
 @esper_soa.host("chance")

@@ -258,7 +258,7 @@ misspelt = esper_soa.reward("misspelt")(lambda inputs: inputs.acuracy)
 careless = esper_soa.reward("careless")(lambda inputs: inputs.val_accuracy.sub_(50))
 ranked = esper_soa.reward("ranked")(lambda inputs: inputs.val_accuracy - inputs.val_accuracy.mean())
 divided = esper_soa.reward("divided")(
-    lambda inputs: inputs.val_accuracy / (inputs.max_steps - inputs.step)
+    lambda inputs: (inputs.max_steps - inputs.step) / (inputs.max_steps - inputs.step)
 )
 random = esper_soa.reward("random")(
     lambda inputs: inputs.val_accuracy + torch.rand_like(inputs.val_accuracy)

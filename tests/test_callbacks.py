@@ -61,8 +61,10 @@ class Listing(Callback):
 
 
 def called(listing: Listing, folder: Path, resume: Path | None = None) -> list[tuple]:
+    other = Listing()
     with session(RunFolder(folder)) as opened:
-        run_in_session(opened, SHORT, resume, callbacks=[listing])
+        run_in_session(opened, SHORT, resume, callbacks=[listing, other])
+    assert other.calls == listing.calls
     return listing.calls
 
 
@@ -133,13 +135,19 @@ def test_a_rollout_is_freed_before_the_next(
 
 def test_a_run_of_several_ranks_takes_no_callbacks(tmp_path: Path) -> None:
     words = ["envs=2", "ranks=2", f"run_dir={tmp_path}/run"]
-    with pytest.raises(UserError, match=r"ranks=2: must be 1 with callbacks"):
+    with pytest.raises(
+        UserError, match=r"^ranks=2: must be 1 with callbacks, which one process calls\.$"
+    ):
         runs.train("smoke", words, [Listing()])
 
 
 def test_a_setting_that_needs_the_lab_is_named_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "esper_soa.lab.report.end", None)
-    with pytest.raises(UserError, match=r"^report=true needs esper_soa\.lab.*Take report=false"):
+    told = (
+        r"^report=true needs esper_soa\.lab\.report\.end, which is not installed\. Take "
+        r"report=false$"
+    )
+    with pytest.raises(UserError, match=told):
         make_callbacks(settings(report=True))
 
 

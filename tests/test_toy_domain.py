@@ -174,13 +174,29 @@ def test_report_and_queries_read_the_run(
         (["compute.engine=triton"], "kernels cut crops of images, not of sentences"),
         (["data.name=synthetic"], r"must be a host of images \[3, 32, 32\], not of inputs \[6\]"),
         (["train_samples=72"], "must be at most 64, the training sentences of sentences"),
-        (["task.num_classes=4"], "it has 3 classes, not task.num_classes=4"),
+        (
+            ["task.num_classes=4"],
+            (
+                r"^task\.host=toy_domain:tagging: must be a host that can be trained\. it has "
+                r"3 classes, not task\.num_classes=4\.$"
+            ),
+        ),
         (
             ["policy=wait", "task.blueprints=[conv_light]"],
-            "conv_light: must be a list of blueprints for sequences",
+            (
+                r"^task\.blueprints=conv_light: must be a list of blueprints for "
+                r"sequences, which the slots have\.$"
+            ),
         ),
-        (["data.name=toy_domain:tagging"], "a dataset that toy_domain registers"),
-        (["slots=[r0c3]"], "a slot of tagging: r0c0, r0c1, r0c2"),
+        (
+            ["data.name=toy_domain:tagging"],
+            (
+                r"^data\.name=toy_domain:tagging: must be a dataset that toy_domain registers "
+                r'\(sentences\)\. @esper_soa\.dataset\("tagging"\) above a function or class '
+                r"there registers it\.$"
+            ),
+        ),
+        (["slots=[r0c3]"], r"^slots=r0c3: must be a slot of tagging: r0c0, r0c1, r0c2\.$"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_the_words_of_the_domain(

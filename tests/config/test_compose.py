@@ -89,16 +89,41 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("experiment", "override", "message"),
     [
-        ("cifar_3sed", "", "experiment=cifar_3sed: must be .*3seed.*Did you mean cifar_3seed?"),
-        ("smoke", "env=4", "env: there is no such setting. Did you mean envs?"),
+        (
+            "cifar_3sed",
+            "",
+            r"^experiment=cifar_3sed: must be cifar_1seed, cifar_3seed, growth_family, imitate, "
+            r"learn_baseline, learn_impaired, smoke, text_3seed\. Did you mean cifar_3seed\?$",
+        ),
+        (
+            "smoke",
+            "env=4",
+            r"^env: there is no such setting\. Did you mean envs\?$",
+        ),
         (
             "smoke",
             "+compute.engin=torch",
-            "engin: there is no such setting. Did you mean compute",
+            r"^compute\.engin: there is no such setting\. Did you mean compute\.engine\?$",
         ),
-        ("smoke", "envs=many", "envs=many.*'many' of type 'str' could not be converted to Integer"),
-        ("smoke", "task=cifar", "task=cifar: must be cifar_baseline.*Did you mean cifar_scale?"),
-        ("smoke", "envs=0", "envs=0: must be"),
+        (
+            "smoke",
+            "envs=many",
+            r"^overrides: Error merging override envs=many Value 'many' of type 'str' could not "
+            r"be converted to Integer$",
+        ),
+        (
+            "smoke",
+            "task=cifar",
+            r"^task=cifar: must be cifar_baseline, cifar_deep_impaired, "
+            r"cifar_deep_multichannel, cifar_highres, cifar_impaired, cifar_minimal, "
+            r"cifar_multichannel, cifar_postpool, cifar_scale, text_small, tinystories\. Did "
+            r"you mean cifar_scale\?$",
+        ),
+        (
+            "smoke",
+            "envs=0",
+            r"^envs=0: must be in \[1, 1048576\]\.$",
+        ),
         ("smoke", "envs=", "envs"),
         ("smoke", "envs=4 steps", "overrides: "),
     ],
@@ -108,5 +133,5 @@ def test_what_cannot_be_composed_is_told_in_one_line(
 ) -> None:
     with pytest.raises(UserError) as caught:
         compose_settings(experiment, [override] if override else [])
-    assert re.search(message.replace("?", r"\?"), str(caught.value))
+    assert re.search(message, str(caught.value))
     assert "\n" not in str(caught.value)

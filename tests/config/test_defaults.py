@@ -125,5 +125,7 @@ def test_advance_is_disabled_only_where_every_gate_forwards_by_itself(off: str) 
 
 @pytest.mark.parametrize("name", ["hidden", "features", "slot_features"])
 def test_widths_of_the_network_are_multiples_of_eight(name: str) -> None:
-    with pytest.raises(SettingError, match=rf"policy.network.{name}=12: must be a multiple of 8"):
+    with pytest.raises(
+        SettingError, match=rf"^policy\.network\.{name}=12: must be a multiple of 8\.$"
+    ):
         NetworkConfig(**{name: 12})

@@ -18,6 +18,7 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.env import ENV_SETTINGS, RewardConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DATA_NAME, DataConfig, TaskConfig, TransformerConfig
+from esper_soa.config.ranges import EnvDraw
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.ahead import KERNELS, example_inputs, leaves
 from esper_soa.env.env import Env
@@ -218,6 +219,15 @@ def test_a_range_of_logarithms_has_as_many_below_its_geometric_mean() -> None:
 def test_counts_are_drawn_whole_and_from_both_ends(drawn: str) -> None:
     cfg = changed(replace(images("net"), envs=60), {"gates.min_blending_steps": drawn})
     assert {*build_world(cfg, CPU).settings["gates.min_blending_steps"]} == {1, 2, 3}
+
+
+def test_a_share_of_a_range_is_a_number_of_it() -> None:
+    counts = EnvDraw(1, 3, log=False, whole=True)  # a third of the way each
+    assert [counts.at(share) for share in (0.0, 0.33, 0.34, 0.66, 0.67, 0.99)] == [1, 1, 2, 2, 3, 3]
+    counts = counts._replace(log=True)  # 4 to the power of the share
+    assert [counts.at(share) for share in (0.0, 0.49, 0.5, 0.79, 0.8, 0.99)] == [1, 1, 2, 2, 3, 3]
+    assert EnvDraw(1.0, 3.0, log=False).at(0.25) == 1.5
+    assert EnvDraw(0.01, 1.0, log=True).at(0.25) == pytest.approx(10**-1.5)
 
 
 def test_every_env_pays_the_rent_of_its_own_price() -> None:

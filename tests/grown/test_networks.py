@@ -160,19 +160,25 @@ def files_of(folder: RunFolder) -> NetworkFiles:
     return NetworkFiles(settings(), Session(folder, 0), build_world(settings(), CPU), ALONE)
 
 
-def test_a_damaged_best_host_is_passed_over_with_a_warning(folder: RunFolder) -> None:
+def test_a_damaged_best_host_is_passed_over_with_a_warning(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
     newest = folder.network_files("best")[-1]
     newest.write_bytes(newest.read_bytes()[:100])
     found = files_of(folder)
     found.truncate(ROUNDS)
     assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
+    (told, *_) = caplog.messages
+    assert told.startswith(f"networks {newest}: ")
+    assert told.endswith(": it is passed over")
 
 
 def test_a_run_whose_networks_are_gone_goes_on_and_says_so(folder: RunFolder) -> None:
     shutil.rmtree(folder.networks)
     resumed(settings(rounds=ROUNDS + 1), folder.path)
     assert load(folder.network_files("best")[-1]).spec["round"] == ROUNDS + 1
-    assert "networks the best host so far is not there" in folder.log.read_text()
+    told = "the best host so far is not there: that of the rounds to come will be the best\n"
+    assert f"WARNING networks {told}" in folder.log.read_text()
 
 
 def test_they_are_there_before_the_control_plays(

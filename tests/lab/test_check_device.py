@@ -21,6 +21,12 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
+def rows_of(console: Console) -> list[str]:
+    """The lines that were printed but for rules, with one space between words."""
+    lines = (" ".join(line.split()) for line in printed(console).splitlines())
+    return [line for line in lines if line.strip("─ ")]
+
+
 def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
     rows = [
         TrialResult("native", "", 1e-6, 0.010),
@@ -29,10 +35,13 @@ def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
     ]
     console = Console(file=io.StringIO(), width=140)
     console.print(engine_table(rows, TrainConfig()))
-    lines = [line.split() for line in printed(console).splitlines()]
-    assert ["native", "10.00", "1.0e-06", "agrees,", "quickest"] in lines
-    assert ["torch", "25.00", "300", "0.0e+00", "agrees"] in lines
-    assert ["triton", "no", "GPU"] in lines
+    assert rows_of(console) == [
+        "engines at N=8 B=32 T=256 V=256, cifar_baseline",
+        "engine ms per env-step MiB off torch in float32 verdict",
+        "native 10.00 1.0e-06 agrees, quickest",
+        "torch 25.00 300 0.0e+00 agrees",
+        "triton no GPU",
+    ]
 
 
 def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
@@ -40,11 +49,17 @@ def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
     cfg = tiny_settings(3, 2, 4)
     cfg.device = "cpu"
     check_device(cfg, console)
-    shown = printed(console)
-    told = ("cpu (", "N=3 B=", "native", "torch", "agrees, quickest", "wherever they are proven")
-    for words in (*told, "replays nothing", "together"):
-        assert words in shown
-    assert "left out" not in shown
+    shown = rows_of(console)
+    for words in ("cpu (", "engines at N=3 B=", "native ", "torch ", "together, as far as at the "):
+        assert [line for line in shown if line.startswith(words)] != []
+    assert sum(line.endswith("agrees, quickest") for line in shown) == 1
+    rules = (
+        "compute.engine=auto takes the native kernels of a CPU wherever they are proven, whatever "
+        "the times.",
+        "compute.cuda_graphs=auto replays nothing on a CPU.",
+    )
+    assert [rule for rule in rules if rule not in shown] == []
+    assert "left out" not in "".join(shown)
 
 
 def test_every_task_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +83,9 @@ def test_what_is_needed_at_other_times_does_not_add_up(monkeypatch: pytest.Monke
     for free in (None, 3 * 2**29):
         monkeypatch.setattr("esper_soa.lab.check_device.free_memory", lambda _, free=free: free)
         console.print(memory_table(TrainConfig(), torch.device("cpu")))
-    lines = [line.split() for line in printed(console).splitlines()]
-    assert ["part4", "4.0", "MiB"] in lines
-    assert [line[-2] for line in lines if line[:1] == ["together,"]] == ["8.0", "8.0"]
-    assert [line[3:] for line in lines if line[:1] == ["free"]] == [["unknown"], ["1.5", "GiB"]]
+    table = ["memory, at least", "part5 5.0 MiB", "part4 4.0 MiB", "part3 3.0 MiB"]
+    table.append("together, as far as at the same time 8.0 MiB")
+    assert rows_of(console) == [*table, "free on cpu unknown", *table, "free on cpu 1.5 GiB"]
 
 
 @pytest.mark.slow

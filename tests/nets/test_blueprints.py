@@ -200,10 +200,28 @@ def test_a_seed_blended_by_add_moves_by_alpha_towards_its_output(parts: tuple[Pa
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (lambda: Architecture(14, "odd", (Conv(NARROW),)), "odd: its parts turn 1 channels into 8"),
-        (lambda: Architecture(14, "odd", (Conv(Width(over=2)),)), "turn 24 channels into 12"),
-        (lambda: Conv(kernel=2), "a kernel of 2 pixels: must be odd"),
-        (lambda: Depthwise(kernel=4), "a kernel of 4 pixels: must be odd"),
+        (
+            lambda: Architecture(14, "odd", (Conv(NARROW),)),
+            (
+                "^blueprint odd: its parts turn 1 channels into 8; the last must give as many "
+                "as the first takes$"
+            ),
+        ),
+        (
+            lambda: Architecture(14, "odd", (Conv(Width(over=2)),)),
+            (
+                "^blueprint odd: its parts turn 24 channels into 12; the last must give as "
+                "many as the first takes$"
+            ),
+        ),
+        (
+            lambda: Conv(kernel=2),
+            ("^a kernel of 2 pixels: must be odd, so that padding can leave an image its size$"),
+        ),
+        (
+            lambda: Depthwise(kernel=4),
+            ("^a kernel of 4 pixels: must be odd, so that padding can leave an image its size$"),
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(made: Callable[[], object], words: str) -> None:

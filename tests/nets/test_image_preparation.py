@@ -66,7 +66,8 @@ def test_the_part_val_of_a_file_is_the_validation_part(tmp_path: Path) -> None:
     arrays = {f"{key}{end}": content[f"{key}_{kind}"] for key in keys for end, kind in KINDS}
     assert esper_soa.images(**arrays).identity == images.identity
     told = (
-        "^data.validation_images=9: must be 0 where there are val_images, which are the validation "
+        r"^data\.validation_images=9: must be 0 where there are val_images, which are "
+        r"the validation part\.$"
     )
     with pytest.raises(SettingError, match=told):
         loaded(path, validation_images=9)

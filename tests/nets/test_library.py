@@ -279,7 +279,10 @@ def test_a_user_without_any_home_is_told_what_to_set(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", "")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    with pytest.raises(cache.FolderError, match=r"no home folder .*set HOME or XDG_CACHE_HOME"):
+    with pytest.raises(
+        cache.FolderError,
+        match=r"^there is no home folder to keep them in \(set HOME or XDG_CACHE_HOME\)$",
+    ):
         cache.cache_folder()
 
 

@@ -531,37 +531,50 @@ def test_the_engine_is_chosen_by_its_setting(monkeypatch: pytest.MonkeyPatch) ->
     )  # on a CPU the interpreter is for tests
     assert not isinstance(chosen("torch"), GpuEngine)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert "need a CUDA device, not cpu" in str(unavailable_reason(CPU))
-    with pytest.raises(SettingError, match="compute.engine=triton"):
+    told = (
+        "Triton kernels need a CUDA device, not cpu (TRITON_INTERPRET=1 interprets them for tests)"
+    )
+    assert unavailable_reason(CPU) == told
+    with pytest.raises(SettingError) as refused:
         chosen("triton", device=CPU)
+    assert str(refused.value) == f"compute.engine=triton: must be auto or torch here. {told}."
 
 
 def test_rocm_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    told = str(unavailable_reason(torch.device("cuda")))
-    assert told.endswith("the barriers that they rely on do not order global memory on ROCm (6.4)")
+    assert unavailable_reason(torch.device("cuda")) == (
+        "the kernels are for NVIDIA: the barriers that they rely on do not order global memory "
+        "on ROCm (6.4)"
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "compute", "reason"),
     [
-        (TaskConfig(base_channels=64), {}, "at most 128 channels"),
-        (TaskConfig(num_classes=2000), {}, "at most 1024 classes"),
-        (TaskConfig(), {"precision": "float16"}, "loss scales"),
+        (TaskConfig(base_channels=64), {}, "They hold at most 128 channels, not 256"),
+        (TaskConfig(num_classes=2000), {}, "They hold at most 1024 classes, not 2000"),
+        (
+            TaskConfig(),
+            {"precision": "float16"},
+            "There is none for torch.float16, which needs loss scales",
+        ),
     ],
 )
 def test_hosts_that_the_kernels_cannot_take_are_refused_with_a_reason(
     task: TaskConfig, compute: dict[str, str], reason: str
 ) -> None:
-    with pytest.raises(SettingError, match=reason):
+    with pytest.raises(SettingError) as refused:
         chosen("triton", task, **compute)
+    assert str(refused.value) == f"compute.engine=triton: must be auto or torch here. {reason}."
 
 
 def test_batches_that_no_grid_holds_are_refused_with_a_reason() -> None:
     trial = trial_of(
         compose_settings("", ["envs=1", "batch_size=4096", "train_samples=4096"]), DEVICE
     )
-    with pytest.raises(SettingError, match="at most 4095 images in a batch, not 4096"):
+    with pytest.raises(
+        SettingError, match="They hold at most 4095 images in a batch, not 4096\\.$"
+    ):
         choose_engine("triton", trial)
 
 

@@ -163,25 +163,52 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
 
 
 FAULTS = {
-    "nowhere:twice": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where",
-    "parts_of_users.deeper:twice": r"imported \(No module named 'parts_of_users.deeper'",
-    "thrice": r"parts_of_users registers \(bare, .*, word\). @esper_soa.blueprint\(\"thrice\"\)",
-    "unmarked": "a blueprint that parts_of_users registers",
-    "same": "registered once in parts_of_users. 2 of its functions and classes are the",
-    "norm": "of another name than every other blueprint",
-    "narrower": "blueprint narrower: its parts turn 1 channels into 8",
-    "word": r"it gives conv_light, no tuple of parts \(Conv, Depthwise, SoftNorm, Excite",
-    "bare": "blueprint bare: it gives a module, so it must be called with the channels",
+    "nowhere:twice": (
+        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
+    ),
+    "parts_of_users.deeper:twice": (
+        r"imported \(No module named 'parts_of_users.deeper'; 'parts_of_users' is not a "
+        r"package\)\. PYTHONPATH=<folder> says where it lies"
+    ),
+    "thrice": (
+        r"parts_of_users registers \(bare, .*, word\). @esper_soa.blueprint\(\"thrice\"\) above "
+        r"a function or class there registers it"
+    ),
+    "unmarked": (
+        r"a blueprint that parts_of_users registers \(bare, .*, word\)\. "
+        r"@esper_soa\.blueprint\(\"unmarked\"\) above a function or class there registers it"
+    ),
+    "same": (
+        "registered once in parts_of_users. 2 of its functions and classes are the blueprint same"
+    ),
+    "norm": r"of another name than every other blueprint\. Records call a blueprint by its name",
+    "narrower": (
+        "blueprint narrower: its parts turn 1 channels into 8; the last must give as many as "
+        "the first takes"
+    ),
+    "word": (
+        r"it gives conv_light, no tuple of parts \(Conv, Depthwise, SoftNorm, Excite, Dense, "
+        r"CausalAttention, SoftLayerNorm\) and no Architecture"
+    ),
+    "bare": "blueprint bare: it gives a module, so it must be called with the channels of a slot",
     "greedy": "it is called with the channels of a slot or with nothing, and wants more",
-    "counting": "it keeps buffers .running_mean, running_var, num_batches_tracked., which all",
+    "counting": (
+        "it keeps buffers .running_mean, running_var, num_batches_tracked., which all networks "
+        "would share"
+    ),
     "empty": "with 2 channels of 32x32 pixels it has no parameters",
     "flat": "it takes vectors, which no slot has",
-    "frozen": "its parameters weight want no gradient",
-    "shrinking": r"its output is of shape \[2, 2, 30, 30\], not \[2, 2, 32",
+    "frozen": "its parameters weight want no gradient, but all are trained",
+    "shrinking": r"its output is of shape \[2, 2, 30, 30\], not \[2, 2, 32, 32\]",
     "half": "its output is of torch.bfloat16, not torch.float32",
     "failing": "it raises ValueError: in_channels must be divisible by groups",
-    "dropping": r"it draws random numbers \(as Dropout does\)",
-    "hoarding": "it keeps tensors that are no parameters or buffers .scale.",
+    "dropping": (
+        r"it draws random numbers \(as Dropout does\), which would not be those of an env's own "
+        r"stream: leave it out"
+    ),
+    "hoarding": (
+        "it keeps tensors that are no parameters or buffers .scale., which all networks would share"
+    ),
     "no such word": "one of conv_light, .*, or module:name of your own blueprint",
     "a.b:": "one of conv_light, .*, or module:name of your own blueprint",
 }
@@ -190,7 +217,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_blueprint_that_cannot_grow_is_refused_while_building(name: str) -> None:
     reference = f"{HERE}:{name}" if name.isidentifier() else name
-    told = f"^task.blueprints={reference}: must be .*{FAULTS[name]}"
+    told = rf"^task.blueprints={reference}: must be .*{FAULTS[name]}\.$"
     with pytest.raises(SettingError, match=told):
         task_shape(TaskConfig(blueprints=["norm", reference], base_channels=2), ["r0c0"])
 
@@ -200,17 +227,25 @@ def test_a_module_that_is_there_needs_no_other_place(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "needy.py").write_text("import no_such_package\n")
-    with pytest.raises(SettingError, match=r"\(No module named 'no_such_package'\)\.$"):
+    told = (
+        r"^task\.blueprints=needy:twice: must be module:name of a module that can be imported \(No "
+        r"module named 'no_such_package'\)\.$"
+    )
+    with pytest.raises(SettingError, match=told):
         registry.find(registry.BLUEPRINT, "needy:twice", "task.blueprints")
 
 
 def test_two_blueprints_of_one_name_are_refused() -> None:
-    with pytest.raises(SettingError, match="parts_of_users:twice: must be of another name"):
+    told = (
+        r"^task\.blueprints=parts_of_users:twice: must be of another name than every other "
+        r"blueprint\. Records call a blueprint by its name\.$"
+    )
+    with pytest.raises(SettingError, match=told):
         TaskConfig(blueprints=[f"{HERE}:twice", "other.seeds:twice"])
 
 
 def test_a_name_of_other_signs_is_refused_where_it_is_given() -> None:
-    told = "blueprint 'two words': its name must be of at most 60 letters"
+    told = "^blueprint 'two words': its name must be of at most 60 letters, digits, '_' and '-'$"
     with pytest.raises(ValueError, match=told):
         registry.blueprint("two words")
 

@@ -194,7 +194,7 @@ def test_slots_stand_behind_the_segments_that_give_features() -> None:
         assert [one.depth for one in found] == [int(one.name[3]) / last[name] for one in found]
     order = task_shape(task("uneven"), ["r1c2", "r0c3", "r0c0", "r1c0"]).execution_order
     assert order == (0, 2, 3, 1)  # numbers of r0c0, r0c3, r1c0, r1c2
-    told = "slots=r0c9: must be a slot of staged: r0c0, r0c1, r0c2"
+    told = r"^slots=r0c9: must be a slot of staged: r0c0, r0c1, r0c2\.$"
     with pytest.raises(SettingError, match=told):
         build_rules(settings("staged", slots=["r0c9"]), CPU)
 
@@ -304,36 +304,61 @@ def test_the_kernels_in_c_leave_other_segments_and_say_so(name: str, segments: s
 
 
 FAULTS = {
-    "nowhere:mine": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where",
-    "missing": r"a host that hosts_of_users registers \(bare, .*\). @esper_soa.host\(\"missing\"\)",
-    "unmarked": "a host that hosts_of_users registers",
+    "nowhere:mine": (
+        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
+    ),
+    "missing": (
+        r"a host that hosts_of_users registers \(bare, .*\). @esper_soa.host\(\"missing\"\) "
+        r"above a function or class there registers it"
+    ),
+    "unmarked": (
+        r"a host that hosts_of_users registers \(bare, .*, word\)\. @esper_soa\.host"
+        r"\(\"unmarked\"\) above a function or class there registers it"
+    ),
     "empty": "it has less than two segments",
     "headless": "its first segment must be a ConvBlock: images have 3 channels",
     "lonely": "it has less than two segments",
     "tiny": "its segment 5 pools features of one pixel",
-    "even": "a block with a kernel of 4 pixels: must be odd",
-    "wider": "its parts turn 1 channels into 8",
-    "vacant": r"a residual segment of \(\): must be of a tuple of parts \(Conv, ",
+    "even": r"a block with a kernel of 4 pixels: must be odd and in \[1, 31\]",
+    "wider": "its parts turn 1 channels into 8; the last must give as many as the first takes",
+    "vacant": (
+        r"a residual segment of \(\): must be of a tuple of parts \(Conv, Depthwise, SoftNorm, "
+        r"Excite, Dense, CausalAttention, SoftLayerNorm\)"
+    ),
     "word": r"host word: it gives chain, no tuple of segments \(ConvBlock, Residual\)",
     "seedlike": "host seedlike: it gives a Conv among its segments, no ConvBlock and no Residual",
     "bare": "host bare: it gives a module, so it must be called with the number of classes",
     "greedy": "it is called with the number of classes or with nothing, and wants more",
     "branching": "it gives a Branching, which is no nn.Sequential: a host is a chain of segments",
-    "skipping": "its forward pass is its own",
-    "fused": "it has less than two segments",
+    "skipping": (
+        r"its forward pass is its own: a host hands images from segment to segment, as "
+        r"nn\.Sequential does"
+    ),
+    "fused": (
+        "it has less than two segments: the last gives the logits, and seeds stand behind the "
+        "others"
+    ),
     "short": r"its last segment 1 gives \[B, 11\], not logits \[B, 10\]",
-    "flat": r"none of its segments but the last gives features \[B, C, H, H\]",
+    "flat": (
+        r"none of its segments but the last gives features \[B, C, H, H\], in which a seed "
+        r"could stand"
+    ),
     "taken": "its segment r0c1 has the name of another part of a grown network",
-    "weightless": "it has no parameters",
-    "tied": "two of its parameters are one",
-    "frozen": "its parameters 0.weight, 0.bias want no gradient",
-    "passing": "its buffers 1.noise are not persistent",
-    "hoarding": "it keeps tensors that are no parameters or buffers .scale.",
-    "dropping": r"its segment body draws random numbers \(as Dropout does\)",
-    "moody": "its segment 0 gives features of another shape in training",
+    "weightless": r"it has no parameters; its last segment 2 gives \[B, 48\], not logits \[B, 10\]",
+    "tied": "two of its parameters are one, which rows of weights cannot say",
+    "frozen": "its parameters 0.weight, 0.bias want no gradient, but all are trained",
+    "passing": "its buffers 1.noise are not persistent, so that grown networks would lack them",
+    "hoarding": (
+        "it keeps tensors that are no parameters or buffers .scale., which all networks would share"
+    ),
+    "dropping": (
+        r"its segment body draws random numbers \(as Dropout does\), which would not be those "
+        r"of an env's own stream: leave it out"
+    ),
+    "moody": "its segment 0 gives features of another shape in training than in eval mode",
     "lazy": "its parameters 2.weight, 2.bias have no shape before a first pass",
-    "broken": "it raises RuntimeError: Given groups=1, weight of size .4, 4, 1, 1.",
-    "reading": "its segment 0 raises RuntimeError for several networks in training mode",
+    "broken": "it raises RuntimeError: Given groups=1, weight of size .4, 4, 1, 1., expected .*",
+    "reading": "its segment 0 raises RuntimeError for several networks in training mode: vmap: .*",
     "no such word": "one of chain, transformer, or module:name of your own host",
 }
 
@@ -341,12 +366,16 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_host_that_cannot_be_trained_is_refused_while_building(name: str) -> None:
     reference = f"{HERE}:{name}" if name.isidentifier() else name
-    told = f"^task.host={reference}: must be .*{FAULTS[name]}"
+    told = rf"^task.host={reference}: must be .*{FAULTS[name]}\.$"
     with pytest.raises(SettingError, match=told):
         task_shape(TaskConfig(host=reference), ["r0c0"])
 
 
 def test_a_control_that_widens_hosts_is_refused() -> None:
-    told = "control=static_large: must be another control with .*:staged"
+    told = (
+        r"^control=static_large: must be another control with "
+        r"task\.host=hosts_of_users:staged\. The package cannot make a host of your own "
+        r"wider\.$"
+    )
     with pytest.raises(SettingError, match=told):
         settings("staged", control="static_large")

@@ -48,8 +48,12 @@ def test_auto_compiles_long_runs_on_a_cpu_and_the_others_force(
 def test_the_choice_says_why() -> None:
     weighed = "compiling takes about 70 s and saves less than 1 s in 75 env-steps of 8 envs"
     assert choose_compilation("auto", CPU, 8, 75) == (False, f"not compiled: {weighed}")
-    words = choose_compilation("auto", CPU, *HOUR)[1]
-    assert words.startswith("compiled: compiling takes about 70 s and saves about ")
+    saves = compilation.CALL_SECONDS + compilation.ENV_SECONDS * 64
+    weighed = f"compiling takes about 70 s and saves about {saves * 300_000:.0f} s in 300000"
+    told = f"compiled: {weighed} env-steps of 64 envs"
+    assert choose_compilation("auto", CPU, *HOUR) == (True, told)
+    never = "not compiled: what compiling saves on cuda was never measured"
+    assert choose_compilation("auto", torch.device("cuda"), *HOUR) == (False, never)
     for setting, told in (("off", "not compiled"), ("on", "compiled")):
         found = choose_compilation(setting, CPU, *HOUR)
         assert found == (setting == "on", f"{told} (compute.compile={setting})")

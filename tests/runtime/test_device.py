@@ -67,7 +67,9 @@ def test_cuda_gets_its_index_and_a_missing_index_is_refused() -> None:
 
 @pytest.mark.parametrize("setting", ["gpu", "cuda:", "cuda:x", "tpu:0"])
 def test_an_unknown_device_is_refused(setting: str) -> None:
-    with pytest.raises(SettingError, match=f"device={setting}: must be auto, cpu, cuda"):
+    with pytest.raises(
+        SettingError, match=rf"^device={setting}: must be auto, cpu, cuda or cuda:<index>\.$"
+    ):
         resolve_device(setting)
 
 
@@ -118,7 +120,11 @@ def test_workers_are_as_many_as_cores_but_no_more_than_chunks(
 
 def test_a_gpu_takes_no_second_worker() -> None:
     with pytest.raises(
-        SettingError, match="=2: must be 0 or 1 on cuda. Workers share the CPU's cores."
+        SettingError,
+        match=(
+            r"^compute\.workers=2: must be 0 or 1 on cuda\. Workers share the CPU's "
+            r"cores\.$"
+        ),
     ):
         choose_workers(2, 4, GPU)
 

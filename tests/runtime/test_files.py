@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import warm
 
-from esper_soa.runtime.files import LineFile, WriteErrors
+from esper_soa.runtime.files import LineFile, WriteErrors, write_text
 
 LIMITED = """
 import resource, sys
@@ -71,6 +71,8 @@ except OSError as error:
     )
     assert told == ["File too large"]
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"text": "old"}
+    write_text(tmp_path / "text", "\udcff ü")  # what UTF-8 does not have is written out
+    assert (tmp_path / "text").read_bytes() == b"\\udcff \xc3\xbc"
 
 
 def test_lines_are_appended_to_those_that_are_there_and_no_line_makes_no_file(
@@ -96,12 +98,17 @@ def test_what_could_not_be_written_is_named_by_reason_until_it_is(
             raise OSError(28, reason)
     told = "a, c could not be written (full); b could not be written (too large)"
     assert str(unwritten) == told
-    assert len(caplog.records) == 3  # each file once
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{name} could not be written ({reason}); the run goes on"  # each file once
+        for name, reason in (("a", "full"), ("b", "too large"), ("c", "full"))
+    ]
     with unwritten.attempt("a"):
         pass
     with unwritten.attempt("b"):
         raise OSError("no room")
-    told = "b could not be written (no room); c could not be written (full)"
+    with unwritten.within("task").attempt("a"):
+        raise OSError(28, "full")
+    told = "b could not be written (no room); c, task/a could not be written (full)"
     assert str(unwritten) == told
 
 

@@ -46,7 +46,11 @@ def test_what_json_cannot_hold_becomes_null_and_is_named() -> None:
 
 def test_a_value_that_is_no_plain_number_is_refused_by_name() -> None:
     with pytest.raises(
-        TypeError, match=r"^heads.op: a complex cannot .* JSON; give plain numbers, texts or lists"
+        TypeError,
+        match=(
+            r"^heads\.op: a complex cannot be written as JSON; give plain numbers, texts "
+            r"or lists$"
+        ),
     ):
         json_line({"heads": {"op": 1j}})  # type: ignore[dict-item]
 

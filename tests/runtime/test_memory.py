@@ -143,7 +143,12 @@ def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
         "envs. At most 2 envs can fit."
     )
     check_room(replace(cfg, envs=2), CPU)
-    with pytest.raises(SettingError, match=r"and 2\.0 GiB are free\. Lower batch_size or envs\.$"):
+    told = (
+        r"^batch_size=32: must be so small that cpu holds the run\. It needs at least 12\.0 GiB "
+        r"\(9\.0 for weights, 2\.0 for a rollout, 1\.0 for c\), and 2\.0 GiB are free\. Lower "
+        r"batch_size or envs\.$"
+    )
+    with pytest.raises(SettingError, match=told):
         check_room(cfg, CPU, processes=5)
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
     check_room(cfg, CPU)
@@ -350,10 +355,14 @@ def update_of(cfg: TrainConfig, envs: int) -> tuple[Learner, Batch, Tensor]:
 
 
 def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:
-    told = r"out of memory\. Lower envs, batch_size"
+    told = (
+        r"^out of memory\. Lower envs, batch_size, steps, train_samples, the width of the "
+        r"hosts \(task\.base_channels or task\.transformer\.width\), "
+        r"policy\.network\.hidden or compute\.env_chunk\.$"
+    )
     with pytest.raises(UserError, match=told), memory_errors(UserError):
         torch.empty(2**50)
-    with pytest.raises(RunMemoryError, match="Lower envs"), memory_errors(RunMemoryError):
+    with pytest.raises(RunMemoryError, match=told), memory_errors(RunMemoryError):
         np.zeros(2**50)
     with pytest.raises(RuntimeError, match="shape"), memory_errors(RunMemoryError):
         torch.zeros(2).view(3)

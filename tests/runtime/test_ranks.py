@@ -81,5 +81,9 @@ def test_policies_that_have_drifted_apart_are_noticed() -> None:
     for _ in range(2):
         Noted().check_same(weights)
     for other in (weights.flip(0), weights + 1e-6, -weights):
-        with pytest.raises(RuntimeError, match="policies of the ranks have drifted apart"):
+        told = (
+            "^the policies of the ranks have drifted apart, which no arithmetic of theirs should "
+            "do$"
+        )
+        with pytest.raises(RuntimeError, match=told):
             Noted().check_same(other)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from esper_soa.env.ahead import KERNELS, LibraryError, example_inputs, leaves, r
 from esper_soa.env.step import EAGER, EnvRules
 from esper_soa.runtime import compile_step, step_cache
 from esper_soa.runtime.compile_step import differs
+from esper_soa.runtime.signals import Interrupted, signal_handlers
 from esper_soa.runtime.step_cache import (
     FILES,
     REFUSED,
@@ -244,12 +246,15 @@ def test_what_cannot_be_proved_is_refused_and_the_cache_says_why(
 
 def test_runs_say_why_nothing_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = tiny_rules(2, 6)
-    assert "runs below 64 env-steps compile nothing" in told(rules)
+    short = "the cache lacks them, and runs below 64 env-steps compile nothing"
+    assert told(rules) == short
     with only_compiler(folder) as alone:
         assert alone
         assert told(rules, 64) == "the cache lacks them, and another process compiles"
     monkeypatch.setenv("CXX", "/nonexistent/c++")
-    assert told(rules, 64).startswith("no C++ compiler: /nonexistent/c++ is not there")
+    assert told(rules, 64) == (
+        "no C++ compiler: /nonexistent/c++ is not there (install g++, or set CXX)"
+    )
     assert not [*folder.glob("[!l]*")]
 
 
@@ -307,6 +312,19 @@ def test_a_compilation_that_is_interrupted_ends_without_a_traceback_and_leaves_n
     assert process.stderr is not None
     assert b"Traceback" not in process.stderr.read()
     assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+def test_a_run_that_is_interrupted_while_it_waits_ends_the_compiler(folder: Path) -> None:
+    def stop(number: int) -> None:
+        raise Interrupted(number)
+
+    place = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before = place.read_text()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with signal_handlers(stop, (signal.SIGTERM,)), pytest.raises(Interrupted):
+        stored_kernels(tiny_rules(2, 6), ENVS, SHORT, wait=True)
+    assert place.read_text() == before
+    assert [*folder.glob("[!l]*")] == []
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_what_a_killed_process_left_half_written_goes_when_the_folder_is_claimed
     assert process.stdout.readline() == "half\n"
     half = tmp_path / f"checkpoint_000002.pt.{process.pid}.tmp"
     with (
-        pytest.raises(Exception, match="another process is writing"),
+        pytest.raises(Exception, match="^run_dir=/.*: another process is writing to this run$"),
         lock_folder(RunFolder(tmp_path)),
     ):
         pass

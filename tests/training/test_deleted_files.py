@@ -36,7 +36,8 @@ def test_files_that_were_deleted_are_named_and_the_run_fails_at_its_end(
         for path in (tmp_path / name for name in names):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    with pytest.raises(IncompleteError, match="could not be written .somebody has deleted it") as e:
+    told = rf"^{tmp_path}: .+ could not be written \(somebody has deleted it\)$"
+    with pytest.raises(IncompleteError, match=told) as e:
         played(tmp_path, delete)
     assert [name for name in names if name not in str(e.value)] == []
     if "log.txt" not in names:
@@ -46,7 +47,10 @@ def test_files_that_were_deleted_are_named_and_the_run_fails_at_its_end(
 
 
 def test_a_run_stops_where_its_lock_was_deleted(tmp_path: Path) -> None:
-    with pytest.raises(IncompleteError, match="another run may enter; this run stops"):
+    with pytest.raises(
+        IncompleteError,
+        match=r"^/.*: \.lock was deleted, so another run may enter; this run stops$",
+    ):
         played(tmp_path, (tmp_path / ".lock").unlink)
     assert len(records(tmp_path / "metrics.jsonl")) == 1
 

@@ -309,7 +309,11 @@ def test_the_rent_is_the_logarithm_of_the_growth_up_to_a_limit() -> None:
 def test_the_learned_policy_of_a_scripted_run_is_refused(tmp_path: Path) -> None:
     fresh(settings("wait", rounds=1), tmp_path)
     with pytest.raises(
-        SettingError, match="policies=ppo: must be other than ppo: the checkpoint is of policy wait"
+        SettingError,
+        match=(
+            r"^policies=ppo: must be other than ppo: the checkpoint is of policy wait\. It "
+            r"has learned nothing\.$"
+        ),
     ):
         evaluate(asked(tmp_path), RunFolder(tmp_path))
 
@@ -317,12 +321,27 @@ def test_the_learned_policy_of_a_scripted_run_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"policies": []}, r"policies=\[\]: must be a list of 1 to 64 items, each one of ppo"),
-        ({"policies": ["wait", "wait"]}, "without repetition"),
-        ({"policies": ["best"]}, "policies=best: must be one of ppo, random"),
-        ({"episodes": 0}, "episodes=0: must be in .1, 1000000."),
-        ({"confidence": 1.0}, r"confidence=1\.0: must be in .0, 1."),
-        ({"checkpoint": ""}, "checkpoint='': must be a checkpoint or a run folder"),
+        (
+            {"policies": []},
+            (
+                r"^policies=\[\]: must be a list of 1 to 64 items, each one of ppo, random, "
+                r"wait, schedule, heuristic, or module:name of your own agent\.$"
+            ),
+        ),
+        (
+            {"policies": ["wait", "wait"]},
+            (r"^policies=\['wait', 'wait'\]: must be without repetition\.$"),
+        ),
+        (
+            {"policies": ["best"]},
+            (
+                r"^policies=best: must be one of ppo, random, wait, schedule, heuristic, or "
+                r"module:name of your own agent\.$"
+            ),
+        ),
+        ({"episodes": 0}, r"^episodes=0: must be in \[1, 1000000\]\.$"),
+        ({"confidence": 1.0}, r"^confidence=1\.0: must be in \(0, 1\)\.$"),
+        ({"checkpoint": ""}, r"^checkpoint='': must be a checkpoint or a run folder\.$"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(changed: dict, told: str) -> None:
@@ -334,7 +353,11 @@ def test_a_checkpoint_with_foreign_settings_is_refused(trained: Path) -> None:
     saved = read_run(RunFolder(trained).checkpoint(1), CPU)
     saved.settings["wings"] = 2
     with pytest.raises(
-        UserError, match="checkpoint: its settings are not those of this program .*wings"
+        UserError,
+        match=(
+            r"^checkpoint: its settings are not those of this program \(Key 'wings' not in "
+            r"'TrainConfig' full_key: wings object_type=TrainConfig\)$"
+        ),
     ):
         settings_of(saved, asked(trained))
 

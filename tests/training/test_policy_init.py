@@ -217,22 +217,38 @@ def test_what_leads_nowhere_is_told_with_the_names_of_what_ships(
     package: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        UserError, match=r"policy\.init=grow: there is no such policy.*Policies that ship: grower$"
+        UserError,
+        match=(
+            r"^policy\.init=grow: there is no such policy, run folder or checkpoint\. "
+            r"Policies that ship: grower$"
+        ),
     ):
         built(starting("grow"))
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(
-        UserError, match=r"policy\.init=.*/empty: there is no checkpoint in this folder"
+        UserError,
+        match=(
+            r"^policy\.init=/.*/empty: there is no checkpoint in this folder\. Give a "
+            r"checkpoint or a run folder$"
+        ),
     ):
         built(starting(empty))
     (package / "grower.policy").unlink()
-    with pytest.raises(UserError, match="Policies that ship: none yet"):
+    told = (
+        r"^policy\.init=grower: there is no such policy, run folder or checkpoint\. Policies that "
+        r"ship: none yet$"
+    )
+    with pytest.raises(UserError, match=told):
         built(starting("grower"))
 
 
 def test_an_empty_name_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"policy\.init='': must be none, the name of a policy"):
+    told = (
+        r"^policy\.init='': must be none, the name of a policy that ships, a run folder or a "
+        r"file\.$"
+    )
+    with pytest.raises(SettingError, match=told):
         starting("")
 
 
@@ -244,10 +260,17 @@ def test_a_run_of_a_scripted_policy_starts_from_nothing_and_has_learned_nothing(
     assert fresh(cfg, tmp_path / "run").policy_init == "none"
     with pytest.raises(
         CheckpointError,
-        match=r"policy\.init=.*: it is of a run with policy\.name=heuristic, which lea",
+        match=(
+            r"^policy\.init=/.*/run: it is of a run with policy\.name=heuristic, which "
+            r"learns nothing$"
+        ),
     ):
         built(starting(tmp_path / "run"))
-    with pytest.raises(CheckpointError, match="which learns nothing"):
+    told = (
+        r"^policy\.init=/.*/a\.policy: it is of a run with policy\.name=heuristic, which learns "
+        r"nothing$"
+    )
+    with pytest.raises(CheckpointError, match=told):
         save_policy(
             tmp_path / "a.policy", read_run(RunFolder(tmp_path / "run").checkpoint(1), CPU), FACTS
         )
@@ -273,9 +296,16 @@ def test_a_damaged_file_is_refused_and_of_a_run_the_newest_whole_one_is_taken(
     path = package / "grower.policy"
     whole = path.read_bytes()
     path.write_bytes(whole[:400] + bytes([whole[400] ^ 1]) + whole[401:])
-    with pytest.raises(CheckpointError, match=r"grower\.policy: damaged"):
+    told = (
+        r"^checkpoint /.*/policies/grower\.policy: damaged \(its content is not what was written\)$"
+    )
+    with pytest.raises(CheckpointError, match=told):
         built(starting("grower"))
-    with pytest.raises(CheckpointError, match=r"policy\.init=.*damaged"):
+    told = (
+        r"^policy\.init=/.*/policies/grower\.policy: checkpoint /.*/policies/grower\.policy: "
+        r"damaged \(its content is not what was written\)$"
+    )
+    with pytest.raises(CheckpointError, match=told):
         built(starting(path))
     run = tmp_path / "run"
     shutil.copytree(before, run)
@@ -290,24 +320,33 @@ def test_a_damaged_file_is_refused_and_of_a_run_the_newest_whole_one_is_taken(
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     text = tmp_path / "text.policy"
     text.write_text("weights\n")
-    with pytest.raises(CheckpointError, match=r"text\.policy.*not a checkpoint of this program"):
+    told = (
+        r"^policy\.init=/.*/text\.policy: checkpoint /.*/text\.policy: cut off, damaged, or not a "
+        r"checkpoint of this program$"
+    )
+    with pytest.raises(CheckpointError, match=told):
         built(starting(text))
     other = tmp_path / "other.policy"
     save_checkpoint(other, {"weights": torch.zeros(3)})
-    with pytest.raises(CheckpointError, match=r"other\.policy: is not of a training run"):
+    told = (
+        r"^checkpoint /.*/other\.policy: is not of a training run \(the record lacks "
+        r"best_accuracy\)$"
+    )
+    with pytest.raises(CheckpointError, match=told):
         built(starting(other))
 
 
+NOT_OURS = "its file is not what this program writes"
 WRONG: list[tuple[dict, str]] = [
     ({"version": 2}, "its version is 2, this program reads version 1"),
-    ({"network": {"hidden": 8.0}}, "the policy.network.hidden is 8.0"),
-    ({"network": 3}, "the policy.network is 3"),
-    ({"facts": {"rounds": 1, "tasks": ["a"]}}, "facts lacks data"),
-    ({"facts": {"rounds": 1.5, "tasks": [], "data": []}}, "facts.rounds is 1.5"),
-    ({"facts": {"rounds": 1, "tasks": [3], "data": []}}, "facts.tasks.0 is 3"),
-    ({"learner": []}, "the policy.learner is a list"),
-    ({"learner": {"policy": {}}}, "learner lacks reward"),
-    ({"more": 1}, "the policy has more"),
+    ({"network": {"hidden": 8.0}}, f"{NOT_OURS} (the policy.network.hidden is 8.0)"),
+    ({"network": 3}, f"{NOT_OURS} (the policy.network is 3)"),
+    ({"facts": {"rounds": 1, "tasks": ["a"]}}, f"{NOT_OURS} (facts lacks data)"),
+    ({"facts": {"rounds": 1.5, "tasks": [], "data": []}}, f"{NOT_OURS} (facts.rounds is 1.5)"),
+    ({"facts": {"rounds": 1, "tasks": [3], "data": []}}, f"{NOT_OURS} (facts.tasks.0 is 3)"),
+    ({"learner": []}, f"{NOT_OURS} (the policy.learner is a list)"),
+    ({"learner": {"policy": {}}}, "its network does not fit these hosts (learner lacks reward)"),
+    ({"more": 1}, f"{NOT_OURS} (the policy has more)"),
 ]
 
 
@@ -317,22 +356,40 @@ def test_a_policy_that_this_program_would_not_have_written_is_refused(
 ) -> None:
     path = package / "grower.policy"
     save_checkpoint(path, load_checkpoint(path, CPU) | wrong)
-    with pytest.raises(CheckpointError, match="policy.init=grower: ") as caught:
+    with pytest.raises(CheckpointError) as caught:
         built(starting("grower"))
-    assert told in str(caught.value)
+    assert str(caught.value) == f"policy.init=grower: {told}"
 
 
 def test_weights_of_another_shape_or_not_finite_are_refused(package: Path) -> None:
     path = package / "grower.policy"
     whole = load_checkpoint(path, CPU)
     assert isinstance(whole["learner"], dict)
-    for value in (torch.zeros(3), torch.full_like(whole["learner"]["value"]["mean"], float("nan"))):
+    unknown = torch.full_like(whole["learner"]["value"]["mean"], float("nan"))
+    for value, told in (
+        (torch.zeros(3), "is a float32 of shape [3] where a float64 of shape [] is wanted"),
+        (unknown, "holds values that are not finite"),
+    ):
         learner = whole["learner"] | {"value": whole["learner"]["value"] | {"mean": value}}
         save_checkpoint(path, whole | {"learner": learner})
-        with pytest.raises(
-            CheckpointError, match=r"does not fit these hosts \(learner\.value\.mean"
-        ):
+        with pytest.raises(CheckpointError) as caught:
             built(starting("grower"))
+        problem = "its network does not fit these hosts"
+        assert str(caught.value) == f"policy.init=grower: {problem} (learner.value.mean {told})"
+
+
+def test_a_head_that_a_policy_does_not_know_is_told(
+    package: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = package / "grower.policy"
+    whole = load_checkpoint(path, CPU)
+    assert isinstance(whole["learner"], dict)
+    weights = whole["learner"]["policy"]
+    known = {name: weights[name] for name in weights if not name.startswith("heads.tempo.")}
+    save_checkpoint(path, whole | {"learner": whole["learner"] | {"policy": known}})
+    caplog.set_level("INFO")
+    built(starting("grower"))
+    assert "start    heads it does not know begin as new: tempo" in caplog.messages
 
 
 def test_a_policys_file_holds_tensors_and_plain_values_alone_and_names_no_folder(

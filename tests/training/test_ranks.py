@@ -190,11 +190,29 @@ def test_shares_are_neighbours_and_differ_by_one_env_at_most() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"ranks": 9}, "ranks=9: must be at most envs=8"),
-        ({"ranks": 0}, "ranks=0: must be"),
-        ({"ranks": 2, "device": "cuda:1"}, "device=cuda:1: must be auto, cpu or cuda with ranks=2"),
-        ({"restarts": 1}, "restarts=1: must be 0 with ranks=1"),
-        ({"ranks": 2, "profile": "phases"}, "profile=phases: must be off with ranks=2"),
+        ({"ranks": 9}, r"^ranks=9: must be at most envs=8\. Every rank has an env at least\.$"),
+        ({"ranks": 0}, r"^ranks=0: must be in \[1, 65536\] \(at most envs\)\.$"),
+        (
+            {"ranks": 2, "device": "cuda:1"},
+            (
+                r"^device=cuda:1: must be auto, cpu or cuda with ranks=2\. Rank i takes the "
+                r"i-th GPU\.$"
+            ),
+        ),
+        (
+            {"restarts": 1},
+            (
+                r"^restarts=1: must be 0 with ranks=1\. A single process is started again with "
+                r"resume=auto\.$"
+            ),
+        ),
+        (
+            {"ranks": 2, "profile": "phases"},
+            (
+                r"^profile=phases: must be off with ranks=2\. It looks at the envs of one "
+                r"process alone\.$"
+            ),
+        ),
     ],
 )
 def test_what_ranks_cannot_have_is_refused(changed: dict, message: str) -> None:
@@ -207,12 +225,18 @@ def test_there_is_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     cfg = replace(TrainConfig(), ranks=3, device="cuda")
     check_devices(cfg, 2)  # here, of three on several machines
-    with pytest.raises(SettingError, match="ranks=3: must be such that a machine has at most 2"):
+    told = (
+        r"^ranks=3: must be such that a machine has at most 2, the GPUs of this one\. device=cpu "
+        r"takes the CPU's cores instead\.$"
+    )
+    with pytest.raises(SettingError, match=told):
         check_devices(cfg, 3)
 
 
 def test_a_program_that_plays_a_run_itself_is_told_that_it_is_one_rank(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="ranks=2: must be 1 here"):
+    with pytest.raises(
+        SettingError, match=r"^ranks=2: must be 1 here\. esper-train starts ranks\.$"
+    ):
         run(replace(TrainConfig(), ranks=2), RunFolder(tmp_path))
 
 

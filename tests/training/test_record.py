@@ -122,12 +122,19 @@ def test_a_learner_that_does_not_fit_changes_nothing(
     assert torch.equal(job.learner.policy.state_dict()[first], before["policy"][first])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("weights", [None, {}, torch.ones(1)])
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        (None, "policy is None where a OrderedDict is wanted"),
+        ({}, "policy lacks mean"),
+        (torch.ones(1), "policy is a float32 of shape [1] where a OrderedDict is wanted"),
+    ],
+)
 def test_a_policy_that_does_not_fit_its_settings_is_not_evaluated(
-    job: Run, record: dict, tmp_path: Path, weights: object
+    job: Run, record: dict, tmp_path: Path, weights: object, told: str
 ) -> None:
     save_checkpoint(tmp_path / "a.pt", changed(record, ("learner", "policy"), weights))
     saved = resume.read_run(tmp_path / "a.pt", CPU)
-    with pytest.raises(CheckpointError, match="the policy does not fit its own settings") as caught:
+    with pytest.raises(CheckpointError) as caught:
         build_agent("ppo", job.cfg, job.tasks["tiny"].world, saved)
-    assert str(caught.value).isprintable()
+    assert str(caught.value) == f"checkpoint: the policy does not fit its own settings ({told})"

@@ -164,11 +164,20 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     with pytest.raises(UserError) as refusal:
         resumed(changed, undisturbed)
     told = str(refusal.value)
-    assert "  envs: 2 -> 3\n" in told
-    assert "  policy.ppo.lr: 0.0003 -> 0.001\n" in told
-    assert "  rounds:" not in told
-    assert "These may change: name, device, run_dir, rounds," in told
-    with pytest.raises(UserError, match="rounds=3: must be at least 4"):
+    free = (
+        "name, device, run_dir, rounds, control, checkpoint_every, checkpoint_keep, profile, "
+        "report, resume, track, ranks, restarts, compute.workers, compute.threads, "
+        "compute.env_chunk, compute.compile, compute.engine, compute.cuda_graphs, telemetry.*, "
+        "data.name, data.root"
+    )
+    assert told == (
+        "resume: these settings are not those of the checkpoint:\n"
+        "  envs: 2 -> 3\n  policy.ppo.lr: 0.0003 -> 0.001\n"
+        f"  These may change: {free}."
+    )
+    with pytest.raises(
+        UserError, match="^rounds=3: must be at least 4, which the checkpoint has done already$"
+    ):
         resumed(settings(rounds=3), undisturbed)
     assert contents(undisturbed) == before
 
@@ -211,7 +220,9 @@ def test_changes_are_those_of_what_was_there_and_of_todays_defaults() -> None:
     saved = saved_run(replace(cfg, rounds=2, resume="", run_dir="", device="cuda"))
     assert check_settings(saved, cfg) == [f"device: cuda -> {cfg.device}", "rounds: 2 -> 3"]
     assert check_settings(saved, replace(cfg, rounds=2)) == [f"device: cuda -> {cfg.device}"]
-    with pytest.raises(UserError, match=r"^rounds=1: must be at least 2, which the checkpoint has"):
+    with pytest.raises(
+        UserError, match="^rounds=1: must be at least 2, which the checkpoint has done already$"
+    ):
         check_settings(saved, replace(cfg, rounds=1))
 
 
@@ -245,7 +256,9 @@ def test_packages_that_are_others_and_samples_that_are_none_of_the_run_are_told(
         saved.task("other")
 
 
-def test_files_of_later_rounds_are_dropped(tmp_path: Path) -> None:
+def test_files_of_later_rounds_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = RunFolder(tmp_path)
     for rounds in (1, 2, 3, 10):
         folder.checkpoint(rounds).touch()
@@ -263,6 +276,19 @@ def test_files_of_later_rounds_are_dropped(tmp_path: Path) -> None:
     assert kept == [2]
     assert folder.metrics.read_text() == '{"round":1}\n{"round":2}\n'
     assert folder.episodes.read_text() == '{"round":1}\n' * 2 + '{"round":2}\n' * 2
+    cut_back(folder, 3, recorder)
+    dropped = (
+        f"resume   checkpoint_{number}.pt is dropped: this run makes its rounds anew"
+        for number in ("000003", "000010")
+    )
+    lacking = "resume   metrics.jsonl lacks rounds that the checkpoint has done"
+    assert caplog.messages == [*dropped, lacking]
+    folder.metrics.unlink()
+    folder.metrics.mkdir()
+    with pytest.raises(UserError) as caught:
+        cut_back(folder, 3, recorder)
+    problem = "cannot be written (Is a directory). Make room there"
+    assert str(caught.value) == f"resume: {tmp_path} {problem}"
 
 
 def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:
@@ -320,16 +346,25 @@ def test_auto_takes_a_folder_whose_run_ended_before_its_first_checkpoint(tmp_pat
     start = resume_start("auto", str(tmp_path), "trial")
     assert start == (RunFolder(tmp_path), None)
     run(settings("wait", rounds=1, steps=1, resume="auto"), start.folder, start.checkpoint)
+    told = "INFO resume   no checkpoint was found: the run starts afresh\n"
+    assert told in start.folder.log.read_text()
     (line,) = lines(tmp_path)
     assert line["env_steps"] == 2
 
 
-@pytest.mark.parametrize("resume", ["nowhere", "nowhere/checkpoint_000001.pt", "."])
+@pytest.mark.parametrize(
+    ("resume", "told"),
+    [
+        ("nowhere", "there is no such file or folder"),
+        ("nowhere/checkpoint_000001.pt", "there is no such file or folder"),
+        (".", r"there is no checkpoint in this folder\. Give a checkpoint or a run folder"),
+    ],
+)
 def test_a_resume_that_leads_nowhere_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"resume={resume}: there is no"):
+    with pytest.raises(UserError, match=f"^resume={resume}: {told}$"):
         resume_start(resume, "", "trial")
 
 

@@ -138,7 +138,11 @@ def test_auto_begins_anew_in_its_folder_unless_a_run_has_ended_there(
 def test_a_path_through_a_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        UserError, match=r"file/run: cannot be written .*\. Choose another with run_dir"
+        UserError,
+        match=(
+            r"^run_dir=/.*/file/run: cannot be written \(Not a directory\)\. Choose "
+            r"another with run_dir=\.\.\.$"
+        ),
     ):
         open_run_folder(str(tmp_path / "file" / "run"), "trial")
 
@@ -162,7 +166,11 @@ def test_a_checkpoint_goes_on_in_its_own_folder(three: RunFolder, tmp_path: Path
     checkpoint = str(three.checkpoint(2))
     assert resume_start(checkpoint, str(three.path), "trial").checkpoint == three.checkpoint(2)
     with pytest.raises(
-        UserError, match=r"in the folder of its checkpoint, .*\. Leave run_dir out\."
+        UserError,
+        match=(
+            r"^run_dir=/.*/other: a resumed run goes on in the folder of its checkpoint, "
+            r"/.*\. Leave run_dir out\.$"
+        ),
     ):
         resume_start(checkpoint, str(tmp_path / "other"), "trial")
 
@@ -223,7 +231,11 @@ def test_a_damaged_checkpoint_that_was_named_is_refused_with_the_one_to_take(
             f"The newest whole one before it is {three.checkpoint(instead)}"
         )
     damage(three.checkpoint(1))
-    with pytest.raises(CheckpointError, match=r"not what was written\)$"):
+    told = (
+        r"^resume=/.*/checkpoint_000001\.pt: checkpoint /.*/checkpoint_000001\.pt: damaged \(its "
+        r"content is not what was written\)$"
+    )
+    with pytest.raises(CheckpointError, match=told):
         find_checkpoint(str(three.checkpoint(1)), "resume")
 
 

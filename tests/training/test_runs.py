@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.host import host_shape
 from esper_soa.runtime.device import choose_env_chunk, layout_in_words
 from esper_soa.state import Action
+from esper_soa.training import runs
 from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.collect import Player, Round, play_round
@@ -123,7 +125,7 @@ def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun
     assert [len(done.samples(split)[1]) for split in ("train", "test")] == [32, 16]
     assert done.samples("test")[0].min() >= 0
     assert done.samples("test")[0].max() <= 1
-    with pytest.raises(UserError, match="split=val: must be train or validation or test"):
+    with pytest.raises(UserError, match=r"^split=val: must be train or validation or test\.$"):
         done.samples("val")
 
 
@@ -140,7 +142,7 @@ def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_pa
 
 def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) -> None:
     if find_spec("pandas") is None:
-        with pytest.raises(UserError, match=r"needs pandas\. Install esper-soa\[pandas\]"):
+        with pytest.raises(UserError, match=r"^steps: needs pandas\. Install esper-soa\[pandas\]$"):
             done.steps()
         return
     frame = done.steps()
@@ -157,7 +159,7 @@ def test_the_console_shows_as_much_as_is_asked_for_and_the_log_all(
     verbose: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = ["rounds=1", "steps=2", "policy=wait", "report=false", f"run_dir={tmp_path / 'run'}"]
-    with pytest.raises(UserError, match="verbose=3: must be 0, 1 or 2"):
+    with pytest.raises(UserError, match=r"^verbose=3: must be 0, 1 or 2\.$"):
         esper_soa.train("smoke", [*TINY, *tiny], verbose=3)
     run = esper_soa.train("smoke", [*TINY, *tiny], verbose=verbose)
     printed = capsys.readouterr()
@@ -201,29 +203,86 @@ def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
 
 
 def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is not the folder of a run: there is no config\.yaml"):
+    with pytest.raises(
+        UserError, match=r"^/.*: is not the folder of a run: there is no config\.yaml in it$"
+    ):
         esper_soa.open_run(tmp_path)
     (tmp_path / "config.yaml").write_text("name: x\n")
     begun = esper_soa.open_run(tmp_path)
+    assert repr(begun) == f"RecordedRun('{tmp_path}')"
     assert begun.metrics() == begun.episodes() == []
     for ask, told in (
-        (lambda: begun.summary, "the run has not come to its end"),
-        (begun.export, "env=best: .* holds no such network; it is written once a round is done"),
-        (lambda: begun.export(0), "it is written with every checkpoint"),
-        (begun.policy, "there is no checkpoint in this folder"),
-        (lambda: done.export("worst"), "env=worst: must be best, or the number of a host"),
+        (
+            lambda: begun.summary,
+            (r"^/.*: there is no summary\.json: the run has not come to its end$"),
+        ),
+        (begun.export, "^env=best: /.* holds no such network; it is written once a round is done$"),
+        (
+            lambda: begun.export(0),
+            (
+                "^env=0: /.* holds no such network; it is written with every checkpoint and at "
+                "the end of the last round$"
+            ),
+        ),
+        (
+            begun.policy,
+            (
+                r"^policy=/.*: there is no checkpoint in this folder\. Give a checkpoint or a "
+                r"run folder$"
+            ),
+        ),
+        (
+            lambda: done.export("worst"),
+            (r"^env=worst: must be best, or the number of a host of the last round\.$"),
+        ),
         (lambda: done.export(3), "env=3: must be 0 to 2"),
-        (lambda: done.policy("none.pt"), "there is no such file"),
+        (
+            lambda: done.policy("none.pt"),
+            (r"^policy=/.*/run/none\.pt: there is no such file or folder$"),
+        ),
         (lambda: esper_soa.train("nowhere"), "nowhere"),
         (lambda: esper_soa.train("smoke", ["env=4"]), "env"),
-        (lambda: esper_soa.train("smoke", ["envs=0"]), "envs=0: must be"),
+        (lambda: esper_soa.train("smoke", ["envs=0"]), r"^envs=0: must be in \[1, 1048576\]\.$"),
         (
             lambda: esper_soa.train("smoke", [f"run_dir={done.path}"]),
-            "already holds the results of a run",
+            (
+                r"^run_dir=/.*/run: already holds the results of a run \(metrics\.jsonl, "
+                r"episodes\.jsonl, summary\.json, best\.pt, networks, "
+                r"checkpoint_000001\.pt, checkpoint_000002\.pt, checkpoint_000003\.pt\)\. "
+                r"Choose another folder, or go on with resume=auto\.$"
+            ),
         ),
     ):
         with pytest.raises(UserError, match=told):
             ask()
+
+
+def test_what_is_another_thing_than_a_run_left_is_said(
+    done: esper_soa.RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = esper_soa.RecordedRun(tmp_path)
+    shutil.copy(done.path / "config.yaml", tmp_path)
+    (tmp_path / "versions.json").write_text('{"data": {"identity": "of other images"}}')
+    monkeypatch.setattr(runs, "find_spec", lambda _: "pandas")
+    (tmp_path / "networks").mkdir()
+    policy = tmp_path / "networks" / "best_000001.safetensors"
+    esper_soa.save(done.policy(), policy)
+    for ask, told in (
+        (
+            changed.samples,
+            f"{tmp_path}: its images are not there any more: synthetic images, asked for by "
+            "data.name: 32 training, 16 validation and 16 test images.",
+        ),
+        (
+            changed.steps,
+            f"{tmp_path}: there is no table of env-steps: the run had telemetry.level=off or "
+            "rounds, or no round is done",
+        ),
+        (changed.export, f"{policy}: holds no network"),
+    ):
+        with pytest.raises(UserError) as caught:
+            ask()
+        assert str(caught.value) == told
 
 
 # --- the policy
@@ -313,7 +372,7 @@ def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> 
         assert (composed.size, composed.name) == (4, "theirs")
     assert torch.get_num_threads() == 2
     assert run.summary["rounds"] == 1
-    with pytest.raises(UserError, match="policy=random: must be one that learns"):
+    with pytest.raises(UserError, match=r"^policy=random: must be one that learns, as ppo does\.$"):
         run.policy()
     store.repo.pop("train_schema.yaml")
 

@@ -99,7 +99,9 @@ def test_a_resumed_run_on_several_tasks_ends_as_the_one_that_went_on(
     fresh(together(rounds=1), tmp_path)
     for name in NAMES:
         (tmp_path / name / "metrics.jsonl").open("a").write('{"round": 2}\n')
+        (tmp_path / name / "versions.json").write_text('{"kernels": {"engine": "earlier"}}')
     resumed(together(rounds=3), tmp_path)
+    assert (tmp_path / "log.txt").read_text().count("resume   changed engine: earlier -> ") == 1
     for name in NAMES:
         files = [one / name / "metrics.jsonl" for one in (tmp_path, learning)]
         assert timeless(files[0]) == timeless(files[1])
@@ -124,7 +126,9 @@ def test_every_task_is_evaluated_and_has_its_own_records(learning: Path, tmp_pat
         assert len(controller.spec["slots"]) == envs
     scores = [run.tasks[name].summary["grown"]["test_accuracy"] for name in NAMES]
     assert run.summary["grown"]["test_accuracy"] == pytest.approx(sum(scores) / 2)
-    with pytest.raises(UserError, match="has a folder for each of its tasks: tiny, other"):
+    with pytest.raises(
+        UserError, match=r"^/.*: has a folder for each of its tasks: tiny, other\. Take one$"
+    ):
         run.metrics()
     # wherever a run with one task would be found, those of several are
     deep = tmp_path / "runs" / "name" / "sweep" / "0"
@@ -136,7 +140,11 @@ def test_every_task_is_evaluated_and_has_its_own_records(learning: Path, tmp_pat
 def test_a_folder_that_holds_a_task_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="other: already holds the results of a run"):
+    told = (
+        r"^run_dir=/.*/other: already holds the results of a run \(metrics\.jsonl\)\. Choose "
+        r"another folder, or go on with resume=auto\.$"
+    )
+    with pytest.raises(UserError, match=told):
         fresh(together("wait"), tmp_path)
 
 
@@ -189,7 +197,9 @@ def test_a_single_task_is_the_run_on_it() -> None:
 
 
 def test_a_simulator_is_of_one_task() -> None:
-    with pytest.raises(UserError, match="a single task here. Make a simulator of each"):
+    with pytest.raises(
+        UserError, match=r"^tasks=\[\]: must be a single task here\. Make a simulator of each\.$"
+    ):
         Simulator(together("wait"))
 
 
@@ -199,17 +209,48 @@ BOTH = "tasks=[cifar_impaired,cifar_minimal]"
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["tasks=[cifar_impaired,'cifar_minimal seed=3']"], "without seed=3, which is a setting"),
-        (["tasks=[cifar_impaired,cifar_impaired]"], "must be tasks of different names"),
-        (["tasks=[cifar_impaired,nothing]"], "task=nothing: must be cifar_baseline"),
-        ([BOTH, "task=cifar_scale"], "task=cifar_scale: must be left out with tasks"),
-        ([BOTH, "ranks=2"], "ranks=2: must be 1 with several tasks"),
-        (["tasks=[cifar_impaired,'text_small data=synthetic slots=[r2c2]']"], "slots=r2c2"),
-        (["tasks=[cifar_impaired,text_small]", "policy=heuristic"], "heuristic.blueprint_rotation"),
-        (["tasks=[cifar_impaired,'cifar_minimal task.blueprints=[norm,my:Own]']"], "tasks="),
+        (
+            ["tasks=[cifar_impaired,'cifar_minimal seed=3']"],
+            "tasks=cifar_minimal seed=3: must be without seed=3, which is a setting of the "
+            "whole run.",
+        ),
+        (
+            ["tasks=[cifar_impaired,cifar_impaired]"],
+            "tasks=cifar_impaired: must be tasks of different names. Give one of them another, "
+            "as in 'cifar_impaired task.name=other'.",
+        ),
+        (
+            ["tasks=[cifar_impaired,nothing]"],
+            "task=nothing: must be cifar_baseline, cifar_deep_impaired, "
+            "cifar_deep_multichannel, cifar_highres, cifar_impaired, cifar_minimal, "
+            "cifar_multichannel, cifar_postpool, cifar_scale, text_small, tinystories.",
+        ),
+        (
+            [BOTH, "task=cifar_scale"],
+            "task=cifar_scale: must be left out with tasks=['cifar_impaired', 'cifar_minimal'].",
+        ),
+        (
+            [BOTH, "ranks=2"],
+            "ranks=2: must be 1 with several tasks. Or play one alone.",
+        ),
+        (
+            ["tasks=[cifar_impaired,'text_small data=synthetic slots=[r2c2]']"],
+            "slots=r2c2: must be a slot of text_small: r0c0, r0c1, r0c2.",
+        ),
+        (
+            ["tasks=[cifar_impaired,text_small]", "policy=heuristic"],
+            "policy.heuristic.blueprint_rotation=conv_light: must be one of task.blueprints: "
+            "attention, norm, lora, lora_large, mlp_small, mlp, flex_attention.",
+        ),
+        (
+            ["tasks=[cifar_impaired,'cifar_minimal task.blueprints=[norm,my:Own]']"],
+            "tasks=['cifar_impaired', 'cifar_minimal task.blueprints=[norm,my:Own]']: must be "
+            "so that all tasks offer the same blueprints of your own. The policy has a row for "
+            "each of them.",
+        ),
     ],
 )
 def test_what_cannot_be_played_together_is_refused_by_name(words: list[str], told: str) -> None:
     with pytest.raises(UserError) as caught:
         compose_settings("smoke", words)
-    assert told in str(caught.value)
+    assert str(caught.value) == told

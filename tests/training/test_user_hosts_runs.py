@@ -185,6 +185,11 @@ def test_the_command_line_ends_with_one_line_for_a_host_that_is_none(tmp_path: P
 
 def test_a_simulator_says_what_is_wrong_with_its_host() -> None:
     with pytest.raises(
-        SettingError, match="task.host=hosts_of_users:branching: must be a host that can be trained"
+        SettingError,
+        match=(
+            r"^task\.host=hosts_of_users:branching: must be a host that can be trained\. "
+            r"it gives a Branching, which is no nn\.Sequential: a host is a chain of "
+            r"segments\.$"
+        ),
     ):
         esper_soa.make("smoke", **{"task.host": f"{HERE}:branching"})

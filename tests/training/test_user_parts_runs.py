@@ -96,8 +96,9 @@ def rows_of(cfg: TrainConfig) -> dict[str, torch.Tensor]:
 
 
 def test_a_policy_is_handed_on_to_other_own_blueprints_by_their_names(
-    before: Path, tmp_path: Path
+    before: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     cfg = with_own("instead", "grouped")
     saved = read_run(RunFolder(before).checkpoint(6), CPU)
     save_policy(tmp_path / "mine.policy", saved, FACTS)
@@ -114,3 +115,5 @@ def test_a_policy_is_handed_on_to_other_own_blueprints_by_their_names(
             torch.testing.assert_close(rows[13], learned[name][1:8].mean(0))
             assert torch.equal(rows[14], learned[name][13])  # grouped
             assert torch.equal(rows[15:], learned[name][15:])
+    told = "start    blueprints it does not know begin as the mean of the others: instead"
+    assert caplog.messages.count(told) == 2

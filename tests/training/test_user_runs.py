@@ -136,6 +136,14 @@ def test_a_run_on_own_images_is_evaluated_on_them_where_they_lie_elsewhere(
     assert versions(tmp_path / "evaluation")["data"]["identity"] == images.identity
     assert versions(tmp_path / "evaluation")["data"]["file_sha256"] == images.file_sha256
     assert "these are not the images" not in (tmp_path / "evaluation" / "log.txt").read_text()
+    content = user_files.arrays(val=True)
+    content["train_images"] = 255 - content["train_images"]
+    user_files.write(file, content)
+    (tmp_path / "other").mkdir()
+    evaluate(asked, RunFolder(tmp_path / "other"))
+    told = "WARNING data     these are not the images of the checkpoint, which are: "
+    log = (tmp_path / "other" / "log.txt").read_text()
+    assert f"{told}{versions(ended)['data']['source']}\n" in log
 
 
 def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:

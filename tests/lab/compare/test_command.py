@@ -83,6 +83,8 @@ def test_groups_share_seeds_and_keep_runs(
         ends = {one: asked.folder(one, seed).joinpath("summary.json").stat() for one in order}
         assert sorted(order, key=lambda one: ends[one].st_mtime_ns) == order
     for group in asked.groups:
+        overrides = asked.folder(group, 5).joinpath("overrides.txt").read_text().splitlines()
+        assert overrides == [f"+experiment={asked.experiment}", *asked.overrides(group, 5)]
         grown = [RecordedRun(asked.folder(group, seed)).summary["grown"] for seed in asked.seeds]
         for measure in command.MEASURES:
             assert [one[measure] for one in grown] == record["groups"][group][measure]
@@ -147,6 +149,8 @@ def test_seeds_that_a_group_has_not_played_count_for_none(
     told = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "seed 5: test accuracy a 50.00, b 49.00" in told
     assert "seed 9: test accuracy a 90.00" in told
+    assert f"written to {asked.out}/compare.json; runs by group and seed beside it" in told
+    assert told[-1] == "report none"
     # differences -1, 1 and 2: two of them above; mean 0.667, deviation 1.528, t of two degrees of
     # freedom 4.303, Hedges' factor 1 - 3 / 7; signs of 3 ranks (1.5 twice) leave p at 0.75
     shown = "+0.67 [-3.13, +4.46] 2/3 +0.25 0.750 1.000 no difference shown"
@@ -179,12 +183,21 @@ def test_the_tables_tell_means_over_seeds_and_differences_by_seed() -> None:
     console = quiet()
     command.report(console, numbers, compare_groups(numbers))
     told = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert "group test accuracy test accuracy less rent parameters training GFLOP EPS" in told
+    few = "2 seeds cannot show any difference at 5% over 2 comparisons: take 7 or more"
     # standard error 1, t of one degree of freedom 12.706
-    assert "a 51.00 [38.29, 63.71] 50.00 [37.29, 62.71] 7,500 2.5 20.0" in told
-    assert "b 53.00 [27.59, 78.41] 50.00 [37.29, 62.71] 7,500 2.5 5.5" in told
-    shown = "+2.00 [-10.71, +14.71] 2/2 +0.00 0.500 1.000 no difference shown"
-    assert f"b test accuracy {shown}" in told
+    assert [line for line in told if line.strip("─ ")] == [
+        "means over seeds [95%]",
+        "group test accuracy test accuracy less rent parameters training GFLOP EPS",
+        "a 51.00 [38.29, 63.71] 50.00 [37.29, 62.71] 7,500 2.5 20.0",
+        "b 53.00 [27.59, 78.41] 50.00 [37.29, 62.71] 7,500 2.5 5.5",
+        "against a, paired by seed, percent points",
+        "group measure difference [95%] won effect p Holm verdict",
+        "b test accuracy +2.00 [-10.71, +14.71] 2/2 +0.00 0.500 1.000 no difference shown",
+        "b test accuracy less rent +0.00 0/2 +0.00 1.000 1.000 no difference shown",
+        "exact two-sided signed rank tests at 5%, 2 comparisons, Holm's correction",
+        f"b, test accuracy: {few}",
+        f"b, test accuracy less rent: {few}",
+    ]
 
 
 def test_equal_values_and_a_seed_alone_have_no_bounds() -> None:
@@ -215,13 +228,37 @@ def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["a="], "groups=a: must be two or more"),
-        (["a=", "b=wrong"], "b=wrong: must be a setting of esper-train, or a group: NAME="),
-        (["a=", "b=env=4"], "Did you mean envs"),
-        (["a=", "b=", "seeds=0"], "seeds=0: must be a number from 1 to 10000"),
-        (["a=", "b=", "seeds=[1,1]"], "without a seed twice"),
-        (["a=", "b=", "seed=3"], "setting=seed=3: must be left to seeds= and out="),
-        (["a=", "a=", "b="], "a group of its own"),
+        (
+            ["a="],
+            (
+                r'^groups=a: must be two or more, such as a="reward=shaped" b="", or one with '
+                r"a list for envs\.$"
+            ),
+        ),
+        (
+            ["a=", "b=wrong"],
+            (
+                r'^b=wrong: must be a setting of esper-train, or a group: NAME="setting=value '
+                r'\.\.\."\.$'
+            ),
+        ),
+        (["a=", "b=env=4"], r"^env: there is no such setting\. Did you mean envs\?$"),
+        (
+            ["a=", "b=", "seeds=0"],
+            (
+                r"^seeds=0: must be a number from 1 to 10000, or a list such as "
+                r"\[101,102,103\] without a seed twice\.$"
+            ),
+        ),
+        (
+            ["a=", "b=", "seeds=[1,1]"],
+            (
+                r"^seeds=\[1,1\]: must be a number from 1 to 10000, or a list such as "
+                r"\[101,102,103\] without a seed twice\.$"
+            ),
+        ),
+        (["a=", "b=", "seed=3"], r"^setting=seed=3: must be left to seeds= and out=\.$"),
+        (["a=", "a=", "b="], r"^a='': must be a group of its own: the name is taken\.$"),
     ],
 )
 def test_mistakes_are_told_before_any_run(tmp_path: Path, given: list[str], words: str) -> None:

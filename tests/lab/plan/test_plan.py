@@ -5,7 +5,6 @@ test_plan_holds.py.
 import io
 import json
 import os
-import re
 import signal
 import threading
 from dataclasses import replace
@@ -22,7 +21,13 @@ from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import DataConfig
-from esper_soa.config.settings import MAX_ENVS, ComputeConfig, TrainConfig, settings_yaml
+from esper_soa.config.settings import (
+    MAX_ENVS,
+    ComputeConfig,
+    TelemetryConfig,
+    TrainConfig,
+    settings_yaml,
+)
 from esper_soa.env.step import StepData
 from esper_soa.lab.plan import probe
 from esper_soa.lab.plan.plan import (
@@ -53,7 +58,7 @@ from esper_soa.lab.plan.probe import (
     round_of,
     settings_in,
 )
-from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
+from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
 from esper_soa.runtime.memory import at_once, needs
 from esper_soa.training.build import build_world
@@ -141,18 +146,33 @@ def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) ->
 
 def test_what_does_not_fit_says_what_to_lower() -> None:
     assert verdict(plan_of()) == "fits"
-    assert "lower envs to 2, or batch_size" in verdict(plan_of(TOOK._replace(free=96 * MIB)))
+    told = (
+        "does not fit: memory: lower envs to 2, or batch_size, steps, train_samples, the width of "
+        "the hosts (task.base_channels or task.transformer.width), policy.network.hidden or "
+        "compute.env_chunk"
+    )
+    assert verdict(plan_of(TOOK._replace(free=96 * MIB))) == told
+    tight = DISK._replace(free=506)
+    disk = "disk: lower telemetry.level or checkpoint_keep, or give another run_dir"
+    assert verdict(plan_of(disk=tight)) == f"does not fit: {disk}"
+    assert verdict(plan_of(TOOK._replace(free=96 * MIB), tight)) == f"{told}; {disk}"
     assert "memory: lower batch_size" in verdict(plan_of(TOOK._replace(free=MIB)))
-    assert "telemetry.level" in verdict(plan_of(disk=DISK._replace(free=506)))
 
 
 def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path: Path) -> None:
     """The probe trains hosts so little that all would end at once; all else stays."""
     early = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=2)
-    asked = replace(few_images(6), early_stop=early)
+    telling = TelemetryConfig(progress="live", console="envs")
+    asked = replace(
+        replace(few_images(6), early_stop=early, telemetry=telling, track=["wandb"]),
+        **{"profile": "phases", "resume": "auto", "run_dir": "there"},
+    )
     (tmp_path / "settings.yaml").write_text(settings_yaml(asked), encoding="utf-8")
     probed_cfg = settings_in(tmp_path / "settings.yaml")
-    assert probed_cfg.early_stop.enabled
+    assert probed_cfg == replace(
+        replace(asked, telemetry=TelemetryConfig(progress="off"), track=[], profile="off"),
+        **{"resume": "", "run_dir": "", "early_stop": replace(early, min_steps=6)},
+    )
     ends = {}
     for name, cfg in (("asked", asked), ("run_probe", probed_cfg)):
         world = build_world(cfg, CPU)
@@ -356,7 +376,11 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
 
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(UserError, match="GiB are free"):
+    told = (
+        r"^steps=1000000: must be so small that cpu holds the run\. It needs at least [\d.]+ GiB "
+        r"\(.+\), and [\d.]+ GiB are free\. Lower steps or envs or policy\.network\.hidden or .+$"
+    )
+    with pytest.raises(UserError, match=told):
         room_of(replace(tiny_settings(2, 1, 10**6), envs=2**20), 0, 1)
 
 
@@ -387,9 +411,10 @@ def test_a_fork_answers_and_this_process_starts_no_thread_for_it(
     monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
     assert result_of_fork(os.getppid) == os.getpid()
     assert started == []
-    with pytest.raises(UserError, match="out of memory. Lower envs"):
+    with pytest.raises(UserError, match=r"^out of memory\. Lower envs\.$"):
         result_of_fork(run_out_of_memory)
-    with pytest.raises(UserError, match=re.escape(ENDED)):
+    told = r"^the first round was ended by a signal, as when memory runs out\. Lower envs, .+$"
+    with pytest.raises(UserError, match=told):
         result_of_fork(end_by_a_signal)
 
 

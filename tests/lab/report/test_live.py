@@ -123,7 +123,7 @@ def test_the_port_is_a_setting_among_the_runs_and_one_that_is_none_is_refused() 
     assert port_of(["runs/x", "port=9000"]) == 9000
     assert port_of(["runs/x"]) == live.PORT
     for given in ("port=x", "port=70000", "port=-1"):
-        with pytest.raises(UserError, match="port="):
+        with pytest.raises(UserError, match=rf"^{given}: must be a number from 0 to 65535\.$"):
             port_of([given])
 
 

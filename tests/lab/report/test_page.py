@@ -198,6 +198,17 @@ def test_what_was_not_measured_is_said_to_be_so(places: dict[str, Path]) -> None
     assert ["alpha", "alpha", "–"] in lanes["columns"]
 
 
+def test_a_slot_without_a_seed_has_no_colour(run: Path) -> None:
+    write_table(run, "steps", 9, [{"step": 1, "env": 0, "accuracy": 40.0}])
+    seed = {"stage": "training", "seed": 1, "blueprint": "norm"}
+    rows = [{"slot": "r0c0", "stage": "embargoed"}, {"slot": "r0c1"} | seed]
+    write_table(run, "slots", 9, [{"step": 1, "env": 0} | row for row in rows])
+    (lanes,) = (one for one in figures_in(run) if one["id"] == "lanes")
+    _, tables = shown_in(run)
+    assert "none" in tables["lanes"]["blueprint"]
+    assert '"none"' not in json.dumps(lanes["spec"])
+
+
 def test_an_axis_with_one_value_is_labelled_with_that_value(tmp_path: Path) -> None:
     library = pytest.importorskip("vl_convert", reason="the extra report is not installed")
     made = make_run(tmp_path / "run", [line(1, 40.0)])
@@ -243,7 +254,9 @@ def test_the_page_tells_the_verdict_and_asks_no_network(places: dict[str, Path])
     assert "2 of 4 rounds: stopped, killed or still going on" in text
     ended = "hosts ended the first at 40.00 % and the last at 44.00 %."
     assert f"Not finished: 2 of 4 rounds are played; {ended}" in text
+    assert "<title>killed - esper_soa</title>" in text
     text = page_text(places["sweep"])
+    assert "<title>6 runs - esper_soa</title>" in text
     tables = data_of(text)["tables"]
     assert tables["finals"]["accuracy"] == [50.0, 52.0, 54.0, 51.0, 53.0, 55.0]
     standings = tables["standings"]

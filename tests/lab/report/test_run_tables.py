@@ -81,7 +81,7 @@ def test_rows_at_the_end_of_runs_have_every_number_in_its_column(tmp_path: Path)
         "test_accuracies": [3.0, 4.0],
         "parameters": [5.0, 6.0],
         "train_flop": [7e9, 8e9],
-        "settings": {"task.host_lr": [0.1, 0.2], "data.share": [0.5, 1.0]},
+        "settings": {"task.host_lr": [0.1, 0.2], "data.name": ["fashion32", "synthetic"]},
     }
     end = summary([50.0, 53.0], 4.0) | {"control": {"episodes": [episode]}}
     run = replace(read_run(make_run(tmp_path / "one", ended=end | {"grown": {}})), group="mine")
@@ -93,10 +93,11 @@ def test_rows_at_the_end_of_runs_have_every_number_in_its_column(tmp_path: Path)
     ]
     expected = [host | numbers for host, numbers in zip(hosts, ends, strict=True)]
     assert list(run_tables.host_rows([run])) == expected
+    own = {"task.host_lr": [0.1, 0.2], "data.name (1: fashion32, 2: synthetic)": [1, 2]}
     assert list(run_tables.setting_rows([run])) == [
         {"run": "one", "hosts": "control", "setting": name, "host": env, "value": values[env]}
         | {"test_accuracy": 3.0 + env, "parameters": 5.0 + env}
-        for name, values in episode["settings"].items()
+        for name, values in own.items()
         for env in (0, 1)
     ]
     assert list(run_tables.final_rows([run])) == []
@@ -156,6 +157,7 @@ def test_shapley_values_are_means_per_slot_of_those_measured(tmp_path: Path) -> 
     run = read_run(make_run(tmp_path / "a", [line(1, 50.0)]))
     found = parts(run, "shapley")
     assert (found["slot"], found["shapley"]) == (["r0c0", "r0c1", "r0c2"], [1.0, 2.0, 1.0])
+    assert found["round"] == [1, 1, 1]
     for episode in run.episodes:
         episode["shapley"] = [0.0, 0.0]
     assert not parts(run, "shapley")

@@ -67,6 +67,8 @@ def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path)
     assert found[0].difference is not None
     assert found[0].difference.mean == pytest.approx((1 + 2 + 3 + 4 - 11 - 12.5 - 13 - 14) / 4)
     assert found[1].difference is None, "of other seeds there are no pairs"
+    (back,) = pairs([groups[0], RunGroup("b", groups[1].runs[::-1])])
+    assert back.difference == found[0].difference, "pairs are of one seed, in whatever order"
 
 
 def test_only_groups_that_have_played_each_seed_once_are_paired_by_seed(tmp_path: Path) -> None:
@@ -86,15 +88,19 @@ def test_only_groups_that_have_played_each_seed_once_are_paired_by_seed(tmp_path
 def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path) -> None:
     ends = [1.0, 2.0, 3.0, 4.0]
     apart = [group(tmp_path, "a", ends), group(tmp_path, "b", [10 + end for end in ends])]
-    told = ("“b” ends highest", "clearly ahead of “a”", "p = 0.029, exact, corrected for 1 compar")
-    for words in told:
-        assert words in verdict_of(apart)
+    assert verdict_of(apart) == (
+        "“b” ends highest, 12.50 [10.45, 14.55] %, clearly ahead of “a” at 2.50 [0.45, 4.55] % "
+        "(p = 0.029, exact, corrected for 1 comparison)."
+    )
     for given, tile in (
         (apart[:1], ("test accuracy", "2.50 %")),
         (apart, ("highest test accuracy", "12.50 %")),
     ):
         assert tile in [(one.title, one.value) for one in tiles_of(given)]
-    assert "not surely" in verdict_of([apart[0], group(tmp_path, "c", [1.5, 2.5, 3.5, 0.5])])
+    assert verdict_of([apart[0], group(tmp_path, "c", [1.5, 2.5, 3.5, 0.5])]) == (
+        "“a” ends highest, 2.50 [0.45, 4.55] %, not surely ahead of “c” at 2.00 [-0.05, 4.05] % "
+        "(p = 0.686, exact, corrected for 1 comparison)."
+    )
 
 
 def test_the_numbers_beside_the_verdict_of_one_run_are_those_of_its_end_or_its_last_round(
@@ -129,17 +135,27 @@ def test_the_numbers_beside_the_verdict_of_one_run_are_those_of_its_end_or_its_l
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([[40.0, 42.0], [41.0, 41.0]], "“0” and “1” end highest, and alike: 41.00 ["),
-        ([[40.0, 41.0, 42.0]], "Growth paid: +2.00 points"),
-        ([[None]], "Not finished: no round"),
-        ([[None, None]], "None of 2 runs"),
+        (
+            [[40.0, 42.0], [41.0, 41.0]],
+            "“0” and “1” end highest, and alike: 41.00 [28.29, 53.71] %.",
+        ),
+        (
+            [[40.0, 41.0, 42.0]],
+            "Growth paid: +2.00 points over the control, mean of 3 runs; 3 runs end at 41.00 "
+            "[38.52, 43.48] %.",
+        ),
+        ([[None]], "Not finished: no round has come to its end yet."),
+        (
+            [[None, None]],
+            "None of 2 runs has come to its end: what follows is how far they are.",
+        ),
     ],
 )
-def test_the_verdict_begins_so(
+def test_the_verdict_is_a_whole_sentence(
     tmp_path: Path, groups: list[list[float | None]], words: str
 ) -> None:
     made = [group(tmp_path, str(place), one) for place, one in enumerate(groups)]
-    assert verdict_of(made).startswith(words)
+    assert verdict_of(made) == words
 
 
 def test_the_verdict_of_rounds_without_an_accuracy_is_a_whole_sentence(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig, register_schema
 from esper_soa.lab.sweep import jobs
 from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, read_records, save_record, watch
-from esper_soa.lab.sweep.plugins import PLUGIN_PACKAGE, check_job
+from esper_soa.lab.sweep.plugins import PLUGIN_PACKAGE, check_job, sweep_folder
 from esper_soa.runtime.signals import Interrupted
 
 LONG = 20  # seconds of a job that must not come to its end
@@ -150,6 +150,16 @@ def test_a_job_that_has_ended_is_not_played_again(
     assert jobs.finished_record(composed, job, before) is None
 
 
+def test_a_sweep_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RUN_ID", "RESTART_COUNT"):
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", "0")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    told = "a sweep cannot be started by torchrun, each process of which would start it"
+    with pytest.raises(UserError, match=rf"^{told}\. Give ranks=K$"):
+        sweep_folder(OmegaConf.create({"resume": ""}))
+
+
 def test_a_job_of_a_sweep_has_neither_a_folder_nor_a_checkpoint_of_its_own(
     job: JobRecord, tmp_path: Path
 ) -> None:
@@ -158,10 +168,19 @@ def test_a_job_of_a_sweep_has_neither_a_folder_nor_a_checkpoint_of_its_own(
     for allowed in (TrainConfig(), TrainConfig(resume="auto", run_dir=str(tmp_path)), ranks):
         check_job(context, allowed)
     for cfg, told in (
-        (TrainConfig(resume="there"), "resume=there: must be auto, as the jobs .* cannot share"),
+        (
+            TrainConfig(resume="there"),
+            (
+                r"^resume=there: must be auto, as the jobs of a sweep cannot share a "
+                r"checkpoint\.$"
+            ),
+        ),
         (
             TrainConfig(run_dir=str(tmp_path / "0")),
-            "folders of this sweep are in .*. Give run_dir one value, or set ",
+            (
+                r"^run_dir=/.*/0: the folders of this sweep are in /.*\. Give run_dir one "
+                r"value, or set hydra\.sweep\.dir and hydra\.sweep\.subdir$"
+            ),
         ),
     ):
         with pytest.raises(UserError, match=told):

@@ -115,5 +115,6 @@ def test_a_launcher_that_is_not_installed_is_refused_with_the_extra_that_brings_
 ) -> None:
     monkeypatch.setattr("esper_soa.lab.sweep.plugins.find_spec", lambda _: None)
     told = f"{module} is not installed. Install the extra: pip install 'esper-soa[{extra}]'"
-    with pytest.raises(UserError, match=f"{re.escape(told)}$"):
+    name = chosen.replace("[seeds,submitit_local]", "submitit_local")
+    with pytest.raises(UserError, match=f"^{re.escape(f'{name}: {told}')}$"):
         check_plugins(["-m", chosen, "seed=1,2"])

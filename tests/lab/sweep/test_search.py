@@ -55,6 +55,13 @@ def trials(folder: Path) -> list:
     return optuna.load_study(study_name="search", storage=storage).trials
 
 
+def test_a_search_is_over_trainings(tmp_path: Path) -> None:
+    hydra = {"sweeper": {}, "sweep": {"dir": str(tmp_path)}}
+    told = "^hydra/sweeper=optuna_search: searches over trainings. Use it with esper-train$"
+    with pytest.raises(UserError, match=told):
+        search.search(OmegaConf.create({"hydra": hydra}), [], lambda *_: [])
+
+
 def test_overrides_become_the_space_that_they_name() -> None:
     space = search.space_of(
         [
@@ -84,7 +91,14 @@ def test_overrides_become_the_space_that_they_name() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["rounds=5"], "search for. Give one or more, such as .* or reward=shaped,escrow"),
+        (
+            ["rounds=5"],
+            (
+                r"^hydra/sweeper=optuna_search: there is no setting to search for\. Give one "
+                r"or more, such as policy\.ppo\.lr=tag\(log,interval\(1e-5,1e-2\)\), "
+                r"task\.base_channels=range\(4,17,4\) or reward=shaped,escrow$"
+            ),
+        ),
         (["envs=int(tag(log,interval(0,8)))"], "is no interval to search .`low >= 1` must hold"),
     ],
 )
@@ -155,7 +169,7 @@ def test_the_study_chooses_and_prunes_as_it_is_asked_to(tmp_path: Path) -> None:
 def test_numbers_of_a_search_have_a_least(tmp_path: Path, name: str, least: int) -> None:
     space = search.space_of(["envs=1,2"])
     for value in (least - 1, 1.5):
-        told = f"hydra.sweeper.{name}={value}: must be a whole number of at least {least}"
+        told = rf"^hydra\.sweeper\.{name}={value}: must be a whole number of at least {least}\.$"
         with pytest.raises(UserError, match=told):
             search.open_study(OmegaConf.create(SWEEPER | {name: value}), tmp_path, space, False)
     search.open_study(OmegaConf.create(SWEEPER | {name: least}), tmp_path, space, False)
@@ -181,7 +195,7 @@ def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_al
     played(0, [99.0, 30.0], first=2)  # what was told before the run was cut off stands
     study.tell(0, 30.0)
     study.ask({})
-    with pytest.raises(PrunedError, match="2"):
+    with pytest.raises(PrunedError, match=r"^pruned after 2 rounds at 6\.00 % accuracy$"):
         played(1, [5.0, 6.0])
     study.tell(1, state=optuna.trial.TrialState.PRUNED)
     study.ask({})
@@ -222,8 +236,15 @@ def test_a_search_goes_on_as_itself_alone(tmp_path: Path) -> None:
     search.open_study(settings, tmp_path, space, True)
     for low, rounds in ((0.8, 3), (0.9, 4)):
         changed = search.space_of([f"policy.ppo.gamma=interval({low},1)", f"rounds={rounds}"])
-        with pytest.raises(UserError, match="holds a search of something else"):
+        with pytest.raises(UserError) as caught:
             search.open_study(settings, tmp_path, changed, True)
+        before, after = (
+            f"{{'searched': {{'policy.ppo.gamma': 'FloatDistribution(high=1.0, log=False, low={low}"
+            f", step=None)'}}, 'fixed': ['rounds={rounds}']}}"
+            for low, rounds in ((0.9, 3), (low, rounds))
+        )
+        told = f"holds a search of something else: {before}, and not {after}"
+        assert str(caught.value) == f"run_dir={tmp_path}: {told}"
 
 
 @pytest.mark.slow

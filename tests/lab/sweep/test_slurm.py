@@ -14,6 +14,7 @@ pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 
 STAND_IN = Path(__file__).with_name("local_slurm.py")
 GPU = ("hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1")
+SLURM = "hydra/launcher=submitit_slurm"
 ASKED = ["+sweep=slurm", *LONG, *GPU, "seed=1,2"]
 
 
@@ -32,10 +33,18 @@ def stand_in(folder: Path) -> dict[str, str]:
     [
         (
             "resume='' run_dir=sweep",
-            "resume='': must be auto with hydra/launcher=submitit_slurm. A",
+            f"resume='': must be auto with {SLURM}. A job that is preempted is started again and "
+            "must find its folder.",
         ),
-        ("", "run_dir='': must be a folder that all machines see with hydra/launcher=submitit_sl"),
-        ("run_dir=sweep", "hydra/launcher=submitit_slurm: there is no sbatch here. Start the sw"),
+        (
+            "",
+            f"run_dir='': must be a folder that all machines see with {SLURM}. A job that is "
+            "preempted is started again and must find its folder.",
+        ),
+        (
+            "run_dir=sweep",
+            f"{SLURM}: there is no sbatch here. Start the sweep on a machine of the cluster",
+        ),
     ],
 )
 def test_what_could_not_go_on_after_a_preemption_is_refused(
@@ -43,7 +52,7 @@ def test_what_could_not_go_on_after_a_preemption_is_refused(
 ) -> None:
     done = finished("-m", "+sweep=slurm", *TINY, *overrides.split(), "seed=1,2", folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {told}")
+    assert done.stderr == f"error: {told}\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -78,15 +78,14 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     shown = io.StringIO()
     hydra = hydra_of(tmp_path, sweeper="another")
     assert not end_sweep(hydra, Console(file=shown, width=100))
-    rows = [
-        line.split()
-        for line in shown.getvalue().splitlines()
-        if line.split()[:1] in (["0"], ["1"]) and line[0] == " "
+    lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert [line for line in lines if line.strip("─ ")] == [
+        "jobs",
+        "job overrides status validation % less rent parameters time",
+        "0 seed=1 done 12.35 11.59 7,000 1m05s",
+        "1 seed=2 killed",
+        f"1 done, 1 killed; resume=auto plays what is not done; written to {tmp_path}/sweep.json",
     ]
-    ended = ["0", "seed=1", "done", "12.35", "11.59", "7,000", "1m05s"]
-    assert rows == [ended, ["1", "seed=2", "killed"]]
-    counts = f"1 done, 1 killed; resume=auto plays what is not done; written to {tmp_path}"
-    assert counts in shown.getvalue()
     assert capsys.readouterr().err == "failed jobs:\n  #1 seed=2 slots=[r0c0]: by SIGKILL\n"
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert written["common"] == ["slots=[r0c0]"]
@@ -104,6 +103,16 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
         assert end_sweep(hydra, Console(file=shown, width=100))
         assert "slots=[r1c1]" in shown.getvalue()
         assert capsys.readouterr().err == ""
+    save_record(tmp_path, JobRecord(1, ["seed=2"], str(tmp_path / "1")))
+    (tmp_path / "sweep.json").unlink()
+    (tmp_path / "sweep.json").mkdir()
+    shown = io.StringIO()
+    assert not end_sweep(hydra, Console(file=shown, width=100))
+    assert capsys.readouterr().err == "failed jobs:\n  #1 seed=2: has not come to its end\n"
+    assert shown.getvalue().splitlines()[-1] == (
+        "1 done, 1 begun; resume=auto plays what is not done; sweep.json could not be written (Is "
+        "a directory)"
+    )
 
 
 def test_a_sweep_without_a_job_is_no_success(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_rows_say_what_every_env_was_and_did() -> None:
     recorded = record(3, num_envs=MAX_SHOWN_ENVS + 2, steps=24)
     table = EnvsTable(recorded.legend)
     seen = 0
+    heading = ["env", "accuracy %", "reward", "op", *recorded.legend.slots]
     for at in (0, 8, 16, 23):
         table.show(2, at + 1, recorded.numbers[at])
         lines = text_of(table)
@@ -36,6 +37,7 @@ def test_rows_say_what_every_env_was_and_did() -> None:
         state = recorded.steps[at].view.state
         attribution = recorded.steps[at].observed.attribution
         outcome = recorded.steps[at].result
+        assert heading in [re.split(r"\s{2,}", line.strip()) for line in lines]
         rows = [line for line in lines if line.strip()[:1].isdigit()]
         assert [int(row.split()[0]) for row in rows] == list(range(MAX_SHOWN_ENVS))
         for env, row in enumerate(rows):
@@ -85,7 +87,10 @@ def test_the_recorder_shows_what_it_is_given_and_the_bar_has_it_below(tmp_path: 
 
 @pytest.mark.parametrize("level", ["off", "rounds"])
 def test_a_table_of_what_is_not_recorded_is_refused(level: str) -> None:
-    told = f"telemetry.console=envs: must be bar with telemetry.level={level}"
+    told = (
+        rf"^telemetry\.console=envs: must be bar with telemetry\.level={level}\. The table is made "
+        r"of what the level events records\.$"
+    )
     with pytest.raises(SettingError, match=told):
         TelemetryConfig(level=level, console="envs")
     assert TelemetryConfig(console="envs").level == "events"
