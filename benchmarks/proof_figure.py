@@ -66,8 +66,8 @@ def figure(record: Mapping) -> bytes:
             columnspacing=1.2,
         )
         page.suptitle(
-            f"Interquartile means of {len(record['seeds'])} seeds with {CONFIDENCE:.0%} t "
-            "intervals; up and to the left is better",
+            f"Interquartile means over {len(record['seeds'])} random seeds with "
+            f"{CONFIDENCE:.0%} t intervals; up and to the left is better",
             fontsize=10,
         )
         return svg(page, "Does growth pay?", stamp(record))

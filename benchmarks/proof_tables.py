@@ -52,10 +52,8 @@ def result(records: Records) -> list[str]:
             accuracies = (bounds(one[player].means["accuracy"]) for one in by_data)
             lines.append((words, *accuracies, *cost(by_data[0][player], ",.0f")))
         titles = " | ".join(f"test accuracy on {data['name']} (%)" for data in record["data"])
-        heads = (
-            f"mean over {len(record['seeds'])} random seeds [95 % t interval] | {titles} | {COST}"
-        )
-        found += markdown(heads, lines)
+        over = f"interquartile mean over {len(record['seeds'])} random seeds [95 % t interval]"
+        found += markdown(f"{over} | {titles} | {COST}", lines)
     return found
 
 

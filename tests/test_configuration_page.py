@@ -12,6 +12,7 @@ from esper_soa.config.settings import flat_settings, settings_yaml
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 MAIN = "cifar_3seed"
+SCHEDULE = "policy.schedule."
 
 
 def tables(first: str) -> list[list[list[str]]]:
@@ -28,9 +29,10 @@ def names_in(cell: str) -> list[str]:
 def documented(title: str) -> dict[str, object]:
     """The values of the settings in the columns of this title."""
     found = {}
-    for heads, *rows in tables("setting"):
+    (schedule,) = tables(f"setting under `{SCHEDULE}`")
+    for group, (heads, *rows) in [(SCHEDULE, schedule), *(("", one) for one in tables("setting"))]:
         for row in rows if title in heads else ():
-            names = names_in(row[0])
+            names = [group + name for name in names_in(row[0])]
             values = row[heads.index(title)].split(", ")
             assert len(names) == len(values), row
             found |= {name: yaml.safe_load(one) for name, one in zip(names, values, strict=True)}

@@ -143,12 +143,18 @@ LITTLE = shlex.split(
 
 
 def test_the_parts_of_the_page_pass_their_checks(parts_of_page: Path, tmp_path: Path) -> None:
-    checks = {"blueprint": BLUEPRINT, "host": HOST, "reward": REWARD_OF_PAGE, "agent": AGENT}
-    code = "; ".join(f"esper_soa.check_{kind}({name!r})" for kind, name in checks.items())
+    checks = [
+        ("blueprint", BLUEPRINT),
+        ("host", HOST),
+        ("reward", REWARD_OF_PAGE),
+        ("agent", AGENT),
+    ]
+    checks += [("blueprint", "my_parts.scaled:scaled"), ("host", "my_parts.plain:plain")]
+    code = "; ".join(f"esper_soa.check_{kind}({name!r})" for kind, name in checks)
     words = [sys.executable, "-c", f"import esper_soa; {code}"]
     done = finished(words, tmp_path / "work", parts_of_page)
     assert done.returncode == 0, done.stderr
-    assert all(name in PAGE for name in checks.values())
+    assert all(name in PAGE for _, name in checks[:4])
 
 
 def test_the_command_of_the_page_grows_its_blueprint(parts_of_page: Path, tmp_path: Path) -> None:
@@ -176,7 +182,7 @@ def test_the_other_parts_of_the_page_are_played_together(
 def test_other_code_of_the_page_is_that_of_the_toy_domain() -> None:
     toy = (ROOT / "tests" / "toy_domain.py").read_text(encoding="utf-8")
     others = [code for code in CODE if NAMED.match(code) is None]
-    assert len(CODE) == 5
+    assert len(CODE) == 7
     assert [code for code in others if code not in toy] == []
 
 

@@ -169,6 +169,24 @@ def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> N
     )
 
 
+def test_the_table_of_the_readme_names_the_mean_that_it_has(tmp_path: Path) -> None:
+    """One random seed far below the others moves a mean, and no interquartile mean."""
+    record = proof_record()
+    for data in record["data"]:
+        low = data["players"]["learned"]["accuracy"]
+        data["players"]["learned"] |= {"accuracy": [[0.0, 0.0], *low[1:]]}
+    section(tmp_path, record)
+    heads, _, learned, *_ = sections(tmp_path)[0]["result"]
+    assert heads == (
+        "| interquartile mean over 10 random seeds [95 % t interval] | "
+        "test accuracy on fashion32 (%) | test accuracy on cifar10 (%) | "
+        "parameters | training GFLOP per host |"
+    )
+    assert learned == (
+        "| grown by `grower` | 70.45 [70.14, 70.76] | 70.45 [70.14, 70.76] | 5,000 | 5 |"
+    )
+
+
 def test_proofs_under_other_settings_come_after_and_have_no_figure(tmp_path: Path) -> None:
     other = proof_record("impaired", ("fashion32",)) | {"settings_given": ["task=cifar_impaired"]}
     lines = section(tmp_path, other)
@@ -212,6 +230,7 @@ def test_the_figure_is_made_with_the_tables_and_says_what_it_shows(tmp_path: Pat
         "training GFLOP per host (log scale)",
     } <= words
     assert {"fashion32", "cifar10", "test accuracy (%)"} <= words
+    assert any(one.startswith("Interquartile means over 10 random seeds ") for one in words)
     assert drawn.decode().count(stamp(record)) == 1
 
 
