@@ -44,6 +44,7 @@ class Played(NamedTuple):
     actions: Tensor
     rewards: Tensor
     features: Tensor  # [T, N, F], what the actions were decided on
+    accuracy: Tensor  # [N], percent, at the end
 
 
 def rows_of(sim: Simulator, action: Action) -> Tensor:
@@ -59,4 +60,5 @@ def play(case: Case) -> Played:
         torch.stack([rows_of(sim, step.action) for step in steps]),
         torch.stack([step.reward for step in steps]),
         torch.stack([step.observation.features for step in steps]),
+        steps[-1].state.signals.val_accuracy,
     )

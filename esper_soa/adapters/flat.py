@@ -37,7 +37,8 @@ class Turn(NamedTuple):
     reward: Tensor  # float64 [N]
     terminated: Tensor  # bool [N]
     truncated: Tensor  # bool [N]
-    info: Info
+    info: Info  # beside `shown`; `illegal` is of the action
+    last_info: Info  # beside `last`
     # The episode is over, for all envs: the next round has begun, or is to be begun by the caller.
     over: bool
 
@@ -90,6 +91,7 @@ class FlatEnvs:
         """
         before = self.shown
         observation, reward, terminated, truncated, info = self.sim.step(action)
+        last_info = info
         over = bool(truncated.all())
         observation_row = last = self._show(observation, info.masks)
         if bool(terminated.any()):
@@ -102,7 +104,8 @@ class FlatEnvs:
             observation_row = self._show(initial, fresh.masks)
             info = fresh._replace(illegal=info.illegal)
         self._shown = observation_row
-        return Turn(observation_row, last, reward, terminated, truncated & ~terminated, info, over)
+        rows = observation_row, last
+        return Turn(*rows, reward, terminated, truncated & ~terminated, info, last_info, over)
 
     def _show(self, observation: Observation, masks: Masks) -> FlatObservation:
         numbers = observation.features

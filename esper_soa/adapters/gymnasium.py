@@ -95,7 +95,7 @@ class GrowthVectorEnv(VectorEnv):
         if over.any():  # the last observations, as gymnasium's vector envs tell them
             last = {**arrays(turn.last), "_features": over, "_action_mask": over}
             values |= {"final_obs": last, "_final_obs": over}
-            values |= {"final_info": facts(turn.info), "_final_info": over}
+            values |= {"final_info": facts(turn.last_info), "_final_info": over}
         return arrays(turn.shown), turn.reward.cpu().numpy(), *ended, values
 
 

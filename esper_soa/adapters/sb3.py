@@ -63,7 +63,7 @@ class GrowthVecEnv(VecEnv):
         self.waiting = None
         turn = self.flat.step(torch.as_tensor(np.asarray(actions), device=self.flat.sim.device))
         done = (turn.terminated | turn.truncated).cpu().numpy()
-        values = facts(turn.info)
+        values = facts(turn.last_info)
         infos = [of_env(values, env) for env in range(self.num_envs)]
         last = arrays(turn.last) if done.any() else {}
         for env in np.flatnonzero(done).tolist():

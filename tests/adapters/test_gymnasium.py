@@ -52,7 +52,13 @@ def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(
     last = info["final_obs"]["features"]
     assert info["_final_obs"].all()
     told = {name: values.tolist() for name, values in info["final_info"].items()}
-    assert told.keys() == {"accuracy", "illegal", "round", "env_step"}
+    assert told == {
+        "accuracy": played.accuracy.tolist(),
+        "illegal": [False] * ENVS,
+        "round": [0] * ENVS,
+        "env_step": [STEPS] * ENVS,
+    }
+    assert info["round"].tolist() == [1] * ENVS
     assert not np.array_equal(last, observation["features"])  # that of the next round
     again, _ = envs.reset(seed=SEED)
     assert np.array_equal(again["features"][:, : played.features.shape[2]], played.features[0])

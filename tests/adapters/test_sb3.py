@@ -34,6 +34,8 @@ def test_the_same_actions_give_the_rewards_of_the_simulator(case: Case, played: 
         assert done.all() == (step == STEPS - 1)
     for env_number, info in enumerate(infos):
         assert info["TimeLimit.truncated"] is True
+        assert (info["round"], info["env_step"]) == (0, STEPS)
+        assert info["accuracy"] == played.accuracy[env_number]
         last = info["terminal_observation"]
         assert env.observation_space.contains(last)
         assert not np.array_equal(last["features"], observation["features"][env_number])
