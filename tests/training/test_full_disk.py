@@ -118,7 +118,7 @@ def test_an_evaluation_whose_files_have_no_room_ends_with_its_table(tmp_path: Pa
         *asked, "compute.engine=torch", folder=tmp_path, program="evaluate", limits=at_most(300)
     )
     assert done.returncode == 1
-    assert "accuracy - rent" in done.stdout
+    assert "test - rent" in done.stdout
     for name in ("evaluation.json", "evaluation.txt", "versions.json", "log.txt"):
         assert name in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
