@@ -47,14 +47,26 @@ def is_foreign(handler: Handler) -> bool:
     return known and handler.__module__ != __name__
 
 
+def is_ending() -> bool:
+    """Whether an Interrupted is being handled here, or an error behind one."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, Interrupted):
+        error = error.__context__
+    return error is not None
+
+
 @contextmanager
 def signal_handlers(
     react: Callable[[int], None], numbers: tuple[int, ...]
 ) -> Iterator[dict[int, Handler]]:
-    """`react` to signals in the context, in the main thread; yields the handlers from before."""
+    """`react` to signals in the context, in the main thread; yields the handlers from before.
+
+    Those that come amid the clean-up after an Interrupted change nothing.
+    """
 
     def own(number: int, frame: FrameType | None) -> None:
-        react(number)
+        if not is_ending():
+            react(number)
 
     before: dict[int, Handler] = {}
     if threading.current_thread() is threading.main_thread():

@@ -42,6 +42,26 @@ def handled(number: int, handler: object) -> Iterator[None]:
         signal.signal(number, before)
 
 
+def test_signals_amid_a_clean_up_change_nothing() -> None:
+    cleaned = []
+
+    def work() -> None:
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGINT)
+            try:
+                raise OSError
+            except OSError:
+                send(signal.SIGINT)
+            cleaned.append(True)
+
+    with pytest.raises(Interrupted) as stop, stop_at_once():
+        work()
+    assert cleaned
+    assert stop.value.number == signal.SIGTERM
+
+
 def test_a_library_that_a_signal_cuts_short_may_raise_what_it_likes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
