@@ -199,6 +199,8 @@ class StandIn:
 
     def __init__(self, path: str, models: int) -> None:
         self.name = Path(path).stem
+        if not Path(path).exists():
+            raise RuntimeError(f"{path} does not exist")
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         """The results as a library gives them."""

@@ -87,6 +87,13 @@ def test_a_list_of_one_set_is_that_set(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
+def test_a_set_that_is_there_twice_is_kept_once() -> None:
+    twice = load_samples(DataConfig("[synthetic,fashion32,synthetic]"), CPU)
+    once = load_samples(DataConfig(BOTH), CPU)
+    assert torch.equal(twice.train_images, once.train_images)
+    assert [entry.source.name for entry in twice.sets] == ["synthetic", "fashion32", "synthetic"]
+
+
 def test_records_name_the_set_of_each_env(whole: Path) -> None:
     lines = records(whole / "episodes.jsonl")
     assert [line["settings"][DATA_NAME] for line in lines[:3]] == [*NAMES, "synthetic"]
