@@ -96,6 +96,23 @@ def test_the_phases_of_an_episode_make_up_its_time() -> None:
     assert sum(found.values()) <= passed
 
 
+class PhaseList(Observer):
+    """The phases in order."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def on_phase_end(self, phase: str) -> None:
+        self.phases.append(phase)
+
+
+def test_every_env_step_has_its_phases_in_order() -> None:
+    listed = PhaseList()
+    played(listed, steps=2)
+    measured = ["data", "state", "training", "validation", "state", "telemetry", "policy"]
+    assert listed.phases == ["reset", "reset", *2 * [*measured, "state", "policy", "telemetry"]]
+
+
 @pytest.fixture
 def told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -169,7 +169,7 @@ def test_a_checkpoint_goes_on_in_its_own_folder(three: RunFolder, tmp_path: Path
         UserError,
         match=(
             r"^run_dir=/.*/other: a resumed run goes on in the folder of its checkpoint, "
-            r"/.*\. Leave run_dir out\.$"
+            rf"{re.escape(str(three.path))}\. Leave run_dir out\.$"
         ),
     ):
         resume_start(checkpoint, str(tmp_path / "other"), "trial")
