@@ -70,7 +70,11 @@ def test_one_host_of_the_last_round_and_a_file_again(
         (["RUN", "env=worst"], "env=worst: must be best, or the number of a host"),
         (["RUN", "environment=1"], "environment=1: must be one of env=, format=, to=, import="),
         (["RUN", "best"], "best='': must be one of env=, format=, to=, import="),
-        (["RUN", "import=json,nowhere"], "import=nowhere: must be a module that can be imported"),
+        (
+            ["RUN", "import=json,nowhere"],
+            "import=nowhere: must be a module that can be imported (No module named 'nowhere'). "
+            "PYTHONPATH=<folder> says where it lies.",
+        ),
         (["nowhere"], "nowhere: is not the folder of a run"),
         (["policy.safetensors"], "holds a policy, which other programs cannot play"),
     ],

@@ -388,6 +388,7 @@ def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
     engines = (rules.engine, GpuEngine())
     plain, kept = (plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in engines)
     assert "for the steps of" not in plain
+    assert re.search(r"\); \d+\.\d GiB are free$", plain)
     told = r"at least 1,[4-9]\d\d MiB on cpu \(1,[3-9]\d\d MiB of it for the steps of torch"
     assert re.search(told, kept)
     # passes need nothing beside the steps that they are

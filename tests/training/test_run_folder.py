@@ -291,6 +291,7 @@ def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
     assert all(record[name] for name in ("python", "platform", "cpu_count"))
     assert "git" in record
     packages = record["packages"]
+    assert list(packages) == ["esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich"]
     assert (packages["torch"], packages["numpy"]) == (metadata.version("torch"), numpy.__version__)
     assert packages["hydra-core"] == hydra.__version__
 
