@@ -116,7 +116,7 @@ def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak
             timeout=850,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        said = f"state    kernels of the env state: compiled ahead of time, equal to the bit: {kept}"
+        said = f"kernels of the env state: compiled ahead of time, equal to the bit: {kept}"
         assert said in (tmp_path / name / "log.txt").read_text()
         return {*kept.rglob("*.so")}
 
