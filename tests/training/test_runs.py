@@ -189,8 +189,8 @@ def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
     done: esper_soa.RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = done.export(1)
-    path = esper_soa.export(net, tmp_path / "new" / "host.safetensors")
-    assert path == tmp_path / "new" / "host.safetensors"
+    path = esper_soa.export(net, tmp_path / "new" / "folders" / "host.safetensors")
+    assert path == tmp_path / "new" / "folders" / "host.safetensors"
     assert digest(esper_soa.load(path).state_dict()) == digest(net.state_dict())
     monkeypatch.chdir(tmp_path)
     import_module("esper_soa.export")  # from here on the module, which is called as the function
