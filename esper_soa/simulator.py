@@ -307,8 +307,8 @@ def play_settings(
 
 
 def _quoted(value: Value) -> str:
-    """The value as Hydra reads it: lists in brackets, every other text as it stands."""
-    if not isinstance(value, str) or value.startswith("["):
+    """The value as Hydra reads it; a text with the signs of its grammar is taken as that."""
+    if not isinstance(value, str) or value[:1] in ("[", "{"):
         return str(value)
     return QuotedString(value, Quote.single).with_quotes()
 

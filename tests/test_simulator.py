@@ -331,6 +331,8 @@ def test_settings_are_checked_as_on_the_command_line() -> None:
     with pytest.raises(esper_soa.UserError, match=told):
         make(policy="nobody")
     assert make(slots="[r0c1]", run_dir="a, b=c").settings.run_dir == "a, b=c"
+    floors = make(**{"policy.ppo.entropy_floor": "{op: 0.4}"}).settings.policy.ppo.entropy_floor
+    assert floors["op"] == 0.4
 
 
 def test_the_package_offers_its_names_and_imports_torch_only_when_asked() -> None:

@@ -47,12 +47,12 @@ def is_foreign(handler: Handler) -> bool:
     return known and handler.__module__ != __name__
 
 
-def is_ending() -> bool:
-    """Whether an Interrupted is being handled here, or an error behind one."""
+def is_ending(outer: BaseException | None) -> bool:
+    """Whether an Interrupted is being handled here, or an error behind one, inside of `outer`."""
     error = sys.exception()
-    while error is not None and not isinstance(error, Interrupted):
+    while error is not outer and error is not None and not isinstance(error, Interrupted):
         error = error.__context__
-    return error is not None
+    return error is not outer and error is not None
 
 
 @contextmanager
@@ -61,11 +61,12 @@ def signal_handlers(
 ) -> Iterator[dict[int, Handler]]:
     """`react` to signals in the context, in the main thread; yields the handlers from before.
 
-    Those that come amid the clean-up after an Interrupted change nothing.
+    Those that come amid the clean-up after an Interrupted of the context change nothing.
     """
+    outer = sys.exception()
 
     def own(number: int, frame: FrameType | None) -> None:
-        if not is_ending():
+        if not is_ending(outer):
             react(number)
 
     before: dict[int, Handler] = {}

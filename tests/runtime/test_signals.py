@@ -62,6 +62,20 @@ def test_signals_amid_a_clean_up_change_nothing() -> None:
     assert stop.value.number == signal.SIGTERM
 
 
+def test_what_begins_behind_an_interruption_can_be_interrupted_too() -> None:
+    def begin_anew() -> None:
+        try:
+            send(signal.SIGTERM)
+        except Interrupted as error:
+            with stop_at_once():
+                send(signal.SIGINT)
+            raise AssertionError from error
+
+    with pytest.raises(Interrupted) as stop, stop_at_once():
+        begin_anew()
+    assert stop.value.number == signal.SIGINT
+
+
 def test_a_library_that_a_signal_cuts_short_may_raise_what_it_likes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
