@@ -47,6 +47,11 @@ def json_line(record: Mapping[str, Json]) -> str:
     return json.dumps(finite_record(record), allow_nan=False, separators=(",", ":"))
 
 
+def write_json(path: Path, record: Mapping[str, Json]) -> None:
+    """Replace the file `path` by `record`, over several lines; raises OSError."""
+    write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
+
+
 def keep_rounds(path: Path, rounds: int) -> int:
     """Cut `path` down to the lines of the first `rounds` rounds, all or nothing; how many remain.
 
