@@ -1,6 +1,8 @@
 """The run folder: where it goes, when it is refused, what is recorded in it."""
 
 import json
+import os
+import platform
 import re
 import subprocess
 from importlib import metadata
@@ -8,12 +10,11 @@ from itertools import cycle
 from pathlib import Path
 from unittest import mock
 
-import hydra
-import numpy
 import pytest
 
 from esper_soa.config.errors import UserError
 from esper_soa.lab.sweep.plugins import open_sweep_folder
+from esper_soa.runtime.versions import package_versions
 from esper_soa.training import run_folder
 from esper_soa.training.checksum import CheckpointError, write_sealed
 from esper_soa.training.run_folder import (
@@ -279,21 +280,45 @@ def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> Non
         pass
 
 
-def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
-    tmp_path: Path,
+def git(folder: Path, *words: str) -> str:
+    """What git prints in `folder`."""
+    asked = ["git", "-c", "user.name=x", "-c", "user.email=x", *words]
+    return subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_versions_name_software_machine_device_commit_and_what_is_told_of_the_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
-    write_versions(folder, "cpu (test)", {"data": {"name": "fashion32"}, "state": "not compiled"})
-    record = json.loads(folder.versions.read_text())
-    assert record["data"]["name"] == "fashion32"
-    assert record["state"] == "not compiled"
-    assert record["device"] == "cpu (test)"
-    assert all(record[name] for name in ("python", "platform", "cpu_count"))
-    assert "git" in record
-    packages = record["packages"]
+    checkout = tmp_path / "checkout"
+    tracked = checkout / "esper_soa" / "training" / "run_folder.py"
+    tracked.parent.mkdir(parents=True)
+    tracked.touch()
+    monkeypatch.setattr(run_folder, "__file__", str(tracked))
+    git(tmp_path, "init", "-q")  # of somebody else, around the checkout
+    facts: dict = {"data": {"name": "fashion32"}, "state": "not compiled"}
+    packages = package_versions()
     assert list(packages) == ["esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich"]
-    assert (packages["torch"], packages["numpy"]) == (metadata.version("torch"), numpy.__version__)
-    assert packages["hydra-core"] == hydra.__version__
+    assert packages["hydra-core"] == metadata.version("hydra-core")
+    record = {
+        "python": platform.python_version(),
+        "packages": packages,
+        "git": None,
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "device": "cpu (test)",
+    }
+    write_versions(folder, "cpu (test)", facts)
+    assert json.loads(folder.versions.read_text()) == record | facts
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "x"), ("tag", "-am", "x", "v1")):
+        git(checkout, *words)
+    commit = git(checkout, "rev-parse", "HEAD").strip()
+    for text, found in (("", commit), ("more", f"{commit}+changes")):
+        tracked.write_text(text)  # later than git knows
+        index = (checkout / ".git" / "index").read_bytes()
+        write_versions(folder, "cpu (test)", facts)
+        assert json.loads(folder.versions.read_text()) == record | facts | {"git": found}
+        assert (checkout / ".git" / "index").read_bytes() == index
 
 
 @pytest.mark.parametrize(
@@ -311,6 +336,8 @@ def test_versions_are_written_without_a_git_that_answers(
     folder = RunFolder(tmp_path)
     (tmp_path / ".git").mkdir()
     monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "esper_soa" / "training" / "x.py"))
-    monkeypatch.setattr(run_folder.subprocess, "run", mock.Mock(side_effect=cycle([answer])))
+    asked = mock.Mock(side_effect=cycle([answer]))
+    monkeypatch.setattr(run_folder.subprocess, "run", asked)
     write_versions(folder, "cpu", {})
+    assert asked.call_args.kwargs["timeout"] == 10
     assert json.loads(folder.versions.read_text())["git"] is None
