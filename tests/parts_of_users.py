@@ -1,5 +1,7 @@
 """Parts that a user might write, good and faulty, as a module for settings: parts_of_users:NAME."""
 
+import os
+import signal
 from collections.abc import Callable
 
 import torch
@@ -400,3 +402,21 @@ class Mess(Pointwise):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.log(super().forward(x) - 100) * self.scale
+
+
+@esper_soa.agent("fateful")
+class Fateful(Eager):
+    """In the second episode of the second rank, unless that was started again, sends itself or the
+    process that started it a signal, as the environment says.
+    """
+
+    def __init__(self) -> None:
+        self.episodes = 0
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        self.episodes += 1
+        fate = os.environ.get("FATE", "") if self.episodes == 2 else ""
+        if fate and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+            target = os.getpid() if fate == "rank" else os.getppid()
+            os.kill(target, signal.SIGKILL if fate == "rank" else signal.SIGTERM)
+        return super().start(num_envs, device)
