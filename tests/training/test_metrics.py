@@ -90,6 +90,8 @@ def test_every_number_of_a_round_is_that_of_the_last_state() -> None:
         names = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
         assert episode["seeds"] == {name: getattr(expected, name)[env] for name in names}
         assert episode["ended_by"] == "limit"
+        plain = episode["success"], episode["rollbacks"], episode["env_steps"]
+        assert list(map(type, (*plain, *episode["seeds"].values()))) == [bool] + [int] * 7
     means = {name: float(getattr(expected, name).double().mean()) for name in MEAN_OUTCOMES}
     signals = state.signals
     losses = ("val_loss", "train_loss", "train_accuracy")
