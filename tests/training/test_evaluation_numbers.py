@@ -10,7 +10,7 @@ import torch
 from equal_runs import CPU, settings
 from program import finished
 from recording_agent import Witnessed, witnessed_round
-from tiny_runs import evaluate, fresh
+from tiny_runs import evaluate, fresh, log_of
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
@@ -158,9 +158,25 @@ def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
 
 def test_progress_counts_the_env_steps_of_all_policies(evaluated: RunFolder) -> None:
     every = 3 * EPISODES * ENVS * STEPS
-    told = [one for one in evaluated.log.read_text().splitlines() if " env-steps  left " in one]
+    told = [one for one in log_of(evaluated.path) if " env-steps  left " in one]
     assert all(f"/{every} env-steps" in one for one in told)
     assert f"ppo  {every}/{every} env-steps" in told[-1]
+
+
+def test_an_evaluation_tells_policy_data_and_its_table(evaluated: RunFolder, trained: Path) -> None:
+    told = [one for one in log_of(evaluated.path) if " env-steps  left " not in one]
+    table = (evaluated.path / "evaluation.txt").read_text().splitlines()
+    source = load_samples(TRAINED.data, CPU).source
+    assert told == [
+        f"INFO policy   {RunFolder(trained).checkpoint(1)}, after 1 rounds",
+        f"INFO data     {source}",
+        *(f"DEBUG {line}" for line in table),
+        f"INFO files    {evaluated.path}",
+    ]
+    amount = "2 episodes of 2 envs and 6 env-steps, means with 95% t intervals"
+    assert table[0] == f"tiny on synthetic: {amount}"
+    mine, its = (json.loads(one.versions.read_text()) for one in (evaluated, RunFolder(trained)))
+    assert mine == its
 
 
 def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict, trained: Path) -> None:

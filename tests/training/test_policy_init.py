@@ -148,6 +148,8 @@ def test_the_log_the_table_and_the_summary_say_what_it_started_from(
         "fashion32\n"
     ) in log
     assert "policy ppo from grower, cpu" in log
+    assert "INFO policy   ppo from grower, reward shaped, on cpu (" in log
+    assert "slots r0c0, r0c1; 1 round of 3 env-steps\n" in log
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["policy_init"] == "grower"
     fresh(starting(RunFolder(package.parent / "one").path, rounds=1), tmp_path / "two")
     assert (

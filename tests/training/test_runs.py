@@ -22,7 +22,7 @@ from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from rich.console import Console
-from tiny_runs import signal_at
+from tiny_runs import log_of, signal_at
 
 import esper_soa
 from esper_soa.config.compose import compose_settings
@@ -76,15 +76,15 @@ def test_a_run_in_one_call_and_its_best_host(done: esper_soa.RecordedRun, tmp_pa
 def test_the_log_tells_data_hosts_policy_and_what_computes_them(
     done: esper_soa.RecordedRun,
 ) -> None:
-    lines = (done.path / "log.txt").read_text().splitlines()
-    told = [line.split(" ", 2)[2] for line in lines]
-    begin = next(place for place, line in enumerate(told) if line.startswith("INFO data"))
+    told = log_of(done.path)
     host = host_shape(done.settings.task, ()).parameters.total
     chunk = choose_env_chunk(0, 3, 8, CPU)  # by the cores of this machine
-    told = told[begin : begin + 9]
-    assert told.pop(3).startswith("INFO memory   at least ")
-    assert told.pop().startswith("DEBUG state    kernels of the env state: ")
-    assert told == [
+    assert told.pop() == f"INFO files    {done.path}"
+    assert all(line.startswith("DEBUG ") for line in told[11:])  # of the table
+    assert told.pop(9).startswith("DEBUG state    kernels of the env state: ")
+    assert told.pop(4).startswith("INFO memory   at least ")
+    assert told[:9] == [
+        "DEBUG policy   threads of large matrix products: 1",
         "INFO data     synthetic images, asked for by data.name: 32 training, 16 validation and 16 "
         "test images.",
         f"INFO hosts    3 x cifar_impaired, {host} parameters, slots r0c0, r0c1, r0c2; 3 rounds of "
@@ -95,6 +95,7 @@ def test_the_log_tells_data_hosts_policy_and_what_computes_them(
         f"DEBUG compute  {layout_in_words(CPU, 1, chunk)}",
         "DEBUG numbers  hosts compute in float32: fastest on cpu for networks of few channels",
         "DEBUG kernels  plain torch (compute.engine=torch)",
+        "DEBUG graphs   no CUDA graphs (compute.cuda_graphs=auto on cpu)",
     ]
 
 

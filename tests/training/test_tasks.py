@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from equal_runs import CPU, same, settings
-from tiny_runs import evaluate, fresh, records, resumed, timeless
+from tiny_runs import evaluate, fresh, log_of, records, resumed, timeless
 
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError
@@ -14,6 +14,7 @@ from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import (
     OF_A_TASK,
     EvaluateConfig,
+    TelemetryConfig,
     TrainConfig,
     WorldConfig,
     settings_from_yaml,
@@ -59,7 +60,11 @@ def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -> None:
-    fresh(together("random", control="wait"), tmp_path / "both")
+    telemetry = TelemetryConfig(progress="plain", plain_interval=0.0)
+    fresh(together("random", control="wait", telemetry=telemetry), tmp_path / "both")
+    told = [line.split("  ")[0] for line in log_of(tmp_path / "both") if "env-steps  left" in line]
+    rounds = [f"round {number}/2" for number in (1, 2)] + ["without growth"]
+    assert [*dict.fromkeys(told)] == [f"DEBUG {one} {name}" for one in rounds for name in NAMES]
     for cfg in alone("random", control="wait"):
         name = cfg.task.name
         fresh(cfg, tmp_path / name)
