@@ -192,13 +192,21 @@ def test_a_copy_of_the_package_without_the_lab_trains_resumes_and_exports(tmp_pa
 class Stopped(Callback):
     """Fails because of the signal that stops the run, as a compiler in another process does."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, fails_in: int = 1) -> None:
         self.number = number
+        self.fails_in = fails_in
 
     def on_round_end(self, run: TaskRun, metrics: Mapping) -> None:
         if self.number:
             os.kill(os.getpid(), self.number)
-        raise ArithmeticError("of a compiler")
+        if metrics["round"] == self.fails_in:
+            raise ArithmeticError("of a compiler")
+
+
+def test_a_stop_between_two_rounds_does_not_wait_for_the_next(tmp_path: Path) -> None:
+    with session(RunFolder(tmp_path)) as opened, pytest.raises(Interrupted):
+        run_in_session(opened, replace(SHORT, rounds=1), None, callbacks=[Stopped(15, 0)])
+    assert not RunFolder(tmp_path).summary.exists()
 
 
 def test_what_fails_because_of_a_stop_is_the_stop(tmp_path: Path) -> None:

@@ -78,10 +78,8 @@ def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConf
     compute = replace(cfg.compute, precision=precision)
     return replace(
         settings,
-        name=cfg.name,
         envs=cfg.envs or settings.envs,
         rounds=cfg.episodes,
-        device=cfg.device,
         data=data,
         compute=compute,
         telemetry=replace(settings.telemetry, progress=cfg.progress),

@@ -191,8 +191,8 @@ class Run:
             save_checkpoint(self.folder.checkpoint(self.rounds_held), self.content)
             self.saved = self.rounds_held
             for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
-                old.unlink(missing_ok=True)
-            oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
+                old.unlink()
+            oldest = rounds_of(self.folder.checkpoints()[0])
             for task in self.tasks.values():
                 task.networks.remove_old_files(oldest)
 

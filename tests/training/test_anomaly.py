@@ -195,6 +195,6 @@ def test_a_table_without_a_head_is_refused() -> None:
 def test_an_anomaly_is_told_with_the_round_counted_from_1(tmp_path: Path) -> None:
     watched = TelemetryConfig(progress="off", anomaly=AnomalyConfig(max_ratio=0.5))
     fresh(settings(rounds=1, telemetry=watched), tmp_path)
-    assert "round 1  ratio_explosion: ratio_max is " in (tmp_path / "log.txt").read_text()
+    assert " WARNING round 1  ratio_explosion: ratio_max is " in (tmp_path / "log.txt").read_text()
     (line,) = records(tmp_path / "metrics.jsonl")
     assert "ratio_explosion" in line["anomalies"]

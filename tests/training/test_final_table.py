@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.training import final_table
 from esper_soa.training.final_table import (
     Pareto,
     Speed,
@@ -366,9 +365,7 @@ def configured() -> Summary:
     )
 
 
-def test_configurations_of_hosts_are_told_by_their_accuracy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configurations_of_hosts_are_told_by_their_accuracy(tmp_path: Path) -> None:
     summary = configured()
     told = [" ".join(line.split()) for line in shown(summary).splitlines()]
     first = told.index(
@@ -383,9 +380,16 @@ def test_configurations_of_hosts_are_told_by_their_accuracy(
     alone = [" ".join(line.split()) for line in shown(replace(summary, control=None)).splitlines()]
     assert "settings by env hosts test accuracy (%) parameters" in alone
     assert "task.host_lr=0.01 data.share=1 2 55.00 7,000" in alone
-    monkeypatch.setattr(final_table, "MOST_ROWS", 2)
-    assert "task.host_lr=0.01" in shown(summary)
-    assert "task.host_lr=0.5" not in shown(summary)
+    (episode, _), long = summary.grown.episodes, "data.a_setting_with_a_name_that_needs_much_room"
+    own = {long: [*range(3)], f"{long}_and_more": [0.5, 0.25, 0.1]}
+    wide = replace(summary.grown, episodes=[replace(episode, settings=own)])
+    row_ = f"{long}=1 {long}_and_more=0.25       1               62.00        8,000"
+    assert f"  {row_}\n" in shown(replace(summary, grown=wide, control=None))
+    many = {name: values * 11 for name, values in vars(episode).items() if name != "settings"} | {
+        "settings": {"task.host_lr": [*range(33)]}
+    }
+    text = shown(replace(summary, grown=HostScore("ppo", [Episode(**many)]), control=None))
+    assert text.count("task.host_lr=") == 32
     write_summary(summary, tmp_path / "summary.json")
     record = json.loads((tmp_path / "summary.json").read_text())
     assert record["grown"]["test_accuracies"] == [58.0, 64.0, 41.0], "of the last round"

@@ -1,11 +1,13 @@
 """A run that was stopped, killed or refused: what goes on equals what was undisturbed."""
 
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -126,6 +128,21 @@ def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
         assert {column: repr(values.tolist()) for column, values in tables[0].items()} == {
             column: repr(values.tolist()) for column, values in tables[1].items()
         }
+
+
+def test_lines_of_every_round_are_written_to_the_disk_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = Counter[str]()
+    plain = os.fsync
+
+    def watched(number: int) -> None:
+        synced[os.readlink(f"/proc/self/fd/{number}")] += 1
+        plain(number)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    fresh(settings("wait", rounds=2, steps=1), tmp_path)
+    assert [synced[f"{tmp_path}/{name}.jsonl"] for name in ("metrics", "episodes")] == [2, 2]
 
 
 def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) -> None:

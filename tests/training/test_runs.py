@@ -31,6 +31,7 @@ from esper_soa.env.env import Env
 from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.host import host_shape
 from esper_soa.runtime.device import choose_env_chunk, layout_in_words
+from esper_soa.runtime.versions import package_versions
 from esper_soa.state import Action
 from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint
@@ -70,7 +71,9 @@ def test_a_run_in_one_call_and_its_best_host(done: esper_soa.RecordedRun, tmp_pa
     assert done.evaluate(again).accuracy == net.spec["test_accuracy"]
     last = [line["accuracy"] for line in done.episodes() if line["round"] == 3]
     assert [done.export(env).spec["validation_accuracy"] for env in range(3)] == last
-    assert (done.path / "overrides.txt").read_text().splitlines()[0] == "+experiment=smoke"
+    asked = ["+experiment=smoke", *TINY, f"run_dir={done.path}"]
+    assert (done.path / "overrides.txt").read_text().splitlines() == asked
+    assert done.tasks == {"cifar_impaired": done}
 
 
 def test_the_log_tells_data_hosts_policy_and_what_computes_them(
@@ -103,6 +106,8 @@ def test_a_run_is_opened_by_its_folder(
     done: esper_soa.RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(done.path.parent)
+    monkeypatch.setenv("HOME", str(done.path.parent))
+    assert esper_soa.open_run("~/run").path == done.path
     opened = esper_soa.open_run("run")
     assert opened.path == done.path
     assert opened.summary == done.summary
@@ -131,7 +136,8 @@ def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun
 
 def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_path: Path) -> None:
     own = ["rounds=1", "data.split=true", "batch_size=4", "policy=random", f"run_dir={tmp_path}/r"]
-    run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
+    run = esper_soa.train("smoke", [*TINY, *own, "accumulate=2"], verbose=0)
+    assert "WARNING" not in run.folder.log.read_text()
     for env in range(3):
         net = run.export(env)
         found = run.evaluate(net, "validation").accuracy
@@ -264,6 +270,8 @@ def test_what_is_another_thing_than_a_run_left_is_said(
     shutil.copy(done.path / "config.yaml", tmp_path)
     (tmp_path / "versions.json").write_text('{"data": {"identity": "of other images"}}')
     (tmp_path / "networks").mkdir()
+    shutil.copy(done.folder.network_files("hosts")[-1], tmp_path / "networks")
+    assert changed.export(0).spec["test_accuracy"] is None
     policy = tmp_path / "networks" / "best_000001.safetensors"
     esper_soa.save(done.policy(), policy)
     for ask, told in (
@@ -327,8 +335,21 @@ def test_the_policy_plays_the_next_round_exactly_as_the_run_did(
 
 
 def test_the_policies_of_a_run_are_by_name(done: esper_soa.RecordedRun) -> None:
+    random = torch.get_rng_state()
     newest = done.policy()
-    assert newest.spec["rounds"] == 3
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not newest.training
+    data = json.loads(done.folder.versions.read_text())["data"]
+    facts = {
+        "task": "cifar_impaired",
+        "rounds": 3,
+        "seed": done.settings.seed,
+        "data": {name: data[name] for name in ("name", "source", "identity")},
+        "version": package_versions()["esper-soa"],
+    }
+    assert newest.spec | facts == newest.spec
+    with pytest.raises(UserError, match=r"^task=other: must be one of cifar_impaired\.$"):
+        done.policy(task="other")
     assert digest(newest.state_dict()) == digest(done.policy("checkpoint_000003.pt").state_dict())
     assert done.policy("best").spec["rounds"] < 3
 

@@ -5,14 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from equal_runs import CPU, same, settings
 from tiny_runs import evaluate, fresh, log_of, records, resumed, timeless
 
+from esper_soa.agent.scripted import SchedulePolicy
+from esper_soa.config.agent import ImitationConfig
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import (
     OF_A_TASK,
+    ComputeConfig,
     EvaluateConfig,
     TelemetryConfig,
     TrainConfig,
@@ -21,11 +25,18 @@ from esper_soa.config.settings import (
     settings_yaml,
 )
 from esper_soa.lab.run_folders import find_run_folders
+from esper_soa.runtime.files import IncompleteError
 from esper_soa.simulator import Simulator
+from esper_soa.training.build import build_world
+from esper_soa.training.callbacks import Callback
 from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.players import build_players
 from esper_soa.training.resume import may_change
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.runs import open_run
+from esper_soa.training.session import session
+from esper_soa.training.task_run import TaskRun
+from esper_soa.training.trainer import run_in_session
 
 OTHER = TaskConfig(name="other", base_channels=3, num_blocks=3, kernel_size=3, num_pools=1)
 NAMES = ("tiny", "other")
@@ -78,6 +89,38 @@ def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -
         for kind in ("best", "hosts"):
             files = [RunFolder(one).network_files(kind)[-1] for one in (mine, its)]
             assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_what_neither_tasks_nor_their_run_can_write_is_named_at_the_end(tmp_path: Path) -> None:
+    begun = ("versions.json", "tiny/versions.json", "tiny/config.yaml")
+    ended = ("best.pt", "summary.json", "checkpoint_000001.pt", "tiny/metrics.jsonl")
+    threads = []
+
+    class Blocking(Callback):
+        def on_run_start(self, run: TaskRun) -> None:
+            threads.append(torch.get_num_threads())
+            for name in (*ended, "tiny/summary.json"):
+                (tmp_path / name).mkdir(exist_ok=True)
+
+    for name in begun:
+        (tmp_path / name).mkdir(parents=True)
+    cfg = together(rounds=1, compute=ComputeConfig(threads=3, workers=1))
+    with session(RunFolder(tmp_path)) as opened, pytest.raises(IncompleteError) as caught:
+        run_in_session(opened, cfg, None, callbacks=[Blocking()])
+    named = "versions.json, best.pt, the newest checkpoint, summary.json, tiny/versions.json, "
+    named += "tiny/config.yaml, tiny/metrics.jsonl, tiny/summary.json"
+    told = f"{tmp_path}: {named} could not be written (Is a directory)"
+    assert str(caught.value) == told
+    assert threads == [3, 3]
+
+
+def test_players_of_several_tasks_share_a_learner_and_each_has_its_teacher() -> None:
+    imitation = ImitationConfig(rounds=1, teacher="schedule")
+    cfgs = [replace(one, policy=replace(one.policy, imitation=imitation)) for one in alone()]
+    first, second = build_players(cfgs, [build_world(one, CPU) for one in cfgs])
+    assert first.learner is second.learner is not None
+    assert first.learner.policies == [first.agent, second.agent]
+    assert isinstance(second.teacher, SchedulePolicy)
 
 
 def test_one_policy_learns_from_the_rounds_of_all_tasks(learning: Path) -> None:
