@@ -2,7 +2,9 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -406,8 +408,8 @@ class Mess(Pointwise):
 
 @esper_soa.agent("fateful")
 class Fateful(Eager):
-    """In the second episode of the second rank, unless that was started again, sends itself or the
-    process that started it a signal, as the environment says.
+    """In the second episode of the second rank, unless that was started again, ends itself, or has
+    the process that started it save a checkpoint in a folder and then stop, as FATE says.
     """
 
     def __init__(self) -> None:
@@ -417,6 +419,11 @@ class Fateful(Eager):
         self.episodes += 1
         fate = os.environ.get("FATE", "") if self.episodes == 2 else ""
         if fate and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
-            target = os.getpid() if fate == "rank" else os.getppid()
-            os.kill(target, signal.SIGKILL if fate == "rank" else signal.SIGTERM)
+            if fate == "end":
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getppid(), signal.SIGUSR2)
+            waited = (time.sleep(0.01) for _ in range(6000))
+            while not list(Path(fate).glob("checkpoint_*.pt")):
+                next(waited)
+            os.kill(os.getppid(), signal.SIGTERM)
         return super().start(num_envs, device)

@@ -245,8 +245,7 @@ def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, rendezvous: str = 
     """
     LOGGER.disabled = True
     session = Session(RunFolder(Path(os.devnull)), 0)
-    telemetry = replace(cfg.telemetry, progress="off")
-    silent_cfg = replace(cfg, report=False, track=[], telemetry=telemetry)
+    silent_cfg = replace(cfg, report=False, track=[])
     return run_rank(session, silent_cfg, None, launched, rendezvous)
 
 

@@ -256,11 +256,13 @@ def _git_revision(checkout: Path) -> str | None:
     """Commit of the checkout, '+changes' where tracked files differ; None outside of one."""
     if not (checkout / ".git").exists():
         return None
-    words = ["--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    words = ["status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     # without locks: a run that is cut off must not leave the checkout locked
-    command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", *words]
+    command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    head, *rest = done.stdout.splitlines() or [""]
+    changes = "+changes" * any(not line.startswith("#") for line in rest)
+    return head.removeprefix("# branch.oid ") + changes or None

@@ -98,7 +98,7 @@ def test_records_name_the_set_of_each_env(whole: Path) -> None:
     lines = records(whole / "episodes.jsonl")
     assert [line["settings"][DATA_NAME] for line in lines[:3]] == [*NAMES, "synthetic"]
     log = (whole / "log.txt").read_text()
-    assert "data     synthetic images" in log
+    assert log.count("INFO data     synthetic images") == 1
     assert "data     fashion32, the embedded" in log
     assert f"{DATA_NAME}=fashion32" in log
     assert "each on all test images of its data set" in log

@@ -260,6 +260,8 @@ def test_a_run_of_a_scripted_policy_starts_from_nothing_and_has_learned_nothing(
     cfg = settings("heuristic", rounds=1)
     cfg = replace(cfg, policy=replace(cfg.policy, init="no such policy"))
     assert fresh(cfg, tmp_path / "run").policy_init == "none"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "INFO policy   heuristic, reward shaped, on cpu (" in log
     with pytest.raises(
         CheckpointError,
         match=(

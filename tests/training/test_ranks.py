@@ -1,6 +1,7 @@
 """Ranks: envs shared out over processes play and learn what one does, and survive each other."""
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -348,33 +349,39 @@ def _forked_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.setattr(subprocess_handler, "Popen", start)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
-    assert not list(tmp_path.glob("esper_ranks_*"))
+    assert {path.name for path in tmp_path.iterdir()} <= {"one", "two", "run"}
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in os.environ
+    log = logging.getLogger("torch.distributed.elastic")
+    assert (log.propagate, log.handlers) == (True, [])
 
 
 @pytest.mark.usefixtures("_forked_ranks")
 def test_ranks_that_are_started_again_where_one_is_killed_come_to_what_one_process_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    words = "policy.name=parts_of_users:fateful", "rounds=3"
+    words = "policy.name=parts_of_users:fateful", "rounds=2"
     launched(tmp_path / "one", *words, ranks=1)
-    monkeypatch.setenv("FATE", "rank")
+    monkeypatch.setenv("FATE", "end")
     accuracy = launched(tmp_path / "two", *words, "restarts=1")
-    agree(tmp_path / "one", tmp_path / "two", range(1, 4))
+    agree(tmp_path / "one", tmp_path / "two", range(1, 3))
     written = json.loads((tmp_path / "two" / "summary.json").read_text())
     assert written["grown"]["validation_accuracy"] == accuracy
     assert written["rounds_before"] == 1
     log = (tmp_path / "two" / "log.txt").read_text()
     assert "WARNING ranks    all 2 were started again, for the 1. time\n" in log
-    assert "resume   checkpoint_000001.pt: 1 of 3 rounds are done" in log
+    assert "resume   checkpoint_000001.pt: 1 of 2 rounds are done" in log
     assert capfd.readouterr().out == ""
+    assert not [one for one in caplog.records if one.name.startswith("torch.distributed.elastic")]
 
 
 @pytest.mark.usefixtures("_forked_ranks")
 def test_a_signal_to_the_launcher_stops_ranks_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FATE", "launcher")
+    monkeypatch.setenv("FATE", str(tmp_path / "run"))
     words = "policy.name=parts_of_users:fateful", "rounds=99", "checkpoint_every=0"
     with pytest.raises(Interrupted) as stopped:
         launched(tmp_path / "run", *words)

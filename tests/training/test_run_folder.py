@@ -18,6 +18,7 @@ from esper_soa.runtime.versions import package_versions
 from esper_soa.training import run_folder
 from esper_soa.training.checksum import CheckpointError, write_sealed
 from esper_soa.training.run_folder import (
+    Claim,
     RunFolder,
     damaged_newer,
     dated_folders,
@@ -118,11 +119,13 @@ def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path:
     (tmp_path / "networks").mkdir()
     for name in (*left, *mine):
         (tmp_path / name).touch()
-    with lock_folder(RunFolder(tmp_path)):
+    with lock_folder(RunFolder(tmp_path)) as claim:
         there = [name for name in (*left, *mine) if (tmp_path / name).exists()]
         assert there == list(mine)
         (tmp_path / left[0]).touch()
     assert not (tmp_path / left[0]).exists()
+    Claim(tmp_path).release()
+    claim.release()  # once more, of what the context has let go
 
 
 @pytest.mark.parametrize("result", ["summary.json", "evaluation.json"])
@@ -194,6 +197,7 @@ def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_ove
         f"checkpoint {three.checkpoint(3)}: damaged (its content is not what was written); "
         "checkpoint_000001.pt is taken",
     ]
+    assert damaged_newer(three.best) == []  # of no round
 
 
 def test_auto_passes_over_a_damaged_checkpoint_in_the_newest_folder_of_the_name(
@@ -310,11 +314,12 @@ def test_versions_name_software_machine_device_commit_and_what_is_told_of_the_wo
     }
     write_versions(folder, "cpu (test)", facts)
     assert json.loads(folder.versions.read_text()) == record | facts
-    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "x"), ("tag", "-am", "x", "v1")):
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "x")):
         git(checkout, *words)
     commit = git(checkout, "rev-parse", "HEAD").strip()
     for text, found in (("", commit), ("more", f"{commit}+changes")):
-        tracked.write_text(text)  # later than git knows
+        tracked.write_text(text)
+        os.utime(tracked, (1e9, 1e9))  # not what git knows
         index = (checkout / ".git" / "index").read_bytes()
         write_versions(folder, "cpu (test)", facts)
         assert json.loads(folder.versions.read_text()) == record | facts | {"git": found}
