@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from program import ENVIRONMENT, TINY
-from tiny_runs import fresh, records, resumed, settings
+from tiny_runs import fresh, log_of, records, resumed, settings
 
 from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TelemetryConfig
@@ -207,6 +207,15 @@ def test_a_stop_between_two_rounds_does_not_wait_for_the_next(tmp_path: Path) ->
     with session(RunFolder(tmp_path)) as opened, pytest.raises(Interrupted):
         run_in_session(opened, replace(SHORT, rounds=1), None, callbacks=[Stopped(15, 0)])
     assert not RunFolder(tmp_path).summary.exists()
+
+
+def test_a_stop_whose_checkpoint_cannot_be_written_says_so(tmp_path: Path) -> None:
+    RunFolder(tmp_path).checkpoint(1).mkdir()
+    with session(RunFolder(tmp_path)) as opened, pytest.raises(Interrupted) as stopped:
+        run_in_session(opened, SHORT, None, callbacks=[Stopped(15, 0)])
+    unsaved = "the newest checkpoint could not be written (Is a directory)"
+    assert (stopped.value.status, str(stopped.value)) == (1, f"stopped by SIGTERM; {unsaved}")
+    assert f"INFO SIGTERM: {unsaved}" in log_of(tmp_path)
 
 
 def test_what_fails_because_of_a_stop_is_the_stop(tmp_path: Path) -> None:

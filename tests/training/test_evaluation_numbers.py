@@ -28,6 +28,7 @@ from esper_soa.config.settings import (
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_samples
+from esper_soa.runtime.files import IncompleteError
 from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import (
     Scores,
@@ -272,15 +273,17 @@ def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None
 
     both = {"wait": scores(0.0), "ppo": scores(0.5)}
     verdicts = judge(both, asked(Path("x")))
-    told = [" ".join(line.split()) for line in as_text(verdict_table(verdicts)).splitlines()]
     # standard error 1, t of one degree of freedom 12.706; equal differences have no bounds
-    assert told == [
-        "policy test (%) validation (%) parameters test - rent reward test - rent, less wait",
-        told[1],
-        "wait 11.00 [-1.71, 23.71] 21.00 [8.29, 33.71] 31 [18, 44] 41.00 [28.29, 53.71] "
-        "+51.00 [+38.29, +63.71]",
-        "ppo 11.50 [-1.21, 24.21] 21.50 [8.79, 34.21] 32 [19, 44] 41.50 [28.79, 54.21] "
-        "+51.50 [+38.79, +64.21] +0.50",
+    titles = (
+        "  policy               test (%)        validation (%)    parameters            test - rent"
+    )
+    assert as_text(verdict_table(verdicts)).splitlines() == [
+        f"{titles}            test - rent                    reward   test - rent, less wait",
+        " " + "─" * 141,
+        "  wait     11.00 [-1.71, 23.71]   21.00 [8.29, 33.71]   31 [18, 44]   41.00 [28.29, 53.71]"
+        "   +51.00 [+38.29, +63.71]",
+        "  ppo      11.50 [-1.21, 24.21]   21.50 [8.79, 34.21]   32 [19, 44]   41.50 [28.79, 54.21]"
+        f"   +51.50 [+38.79, +64.21]{'+0.50':>25}",
     ]
     path = tmp_path / "evaluation.json"
     write_results(path, {"seed": 3}, both, verdicts)
@@ -296,6 +299,18 @@ def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None
             for one in verdicts
         },
     }
+
+
+def test_what_an_evaluation_cannot_write_is_named_at_its_end(trained: Path, tmp_path: Path) -> None:
+    names = ("versions.json", "evaluation.json", "evaluation.txt")
+    for name in names:
+        (tmp_path / name).mkdir()
+    own = {"policies": ["wait"], "episodes": 1, "compute": ComputeConfig(threads=2, workers=1)}
+    with pytest.raises(IncompleteError) as caught:
+        evaluate(asked(trained, **own), RunFolder(tmp_path))
+    told = f"{tmp_path}: {', '.join(names)} could not be written (Is a directory)"
+    assert str(caught.value) == told
+    assert torch.get_num_threads() == 2
 
 
 def test_the_same_again_and_in_other_company_is_the_same(
