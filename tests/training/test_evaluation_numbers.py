@@ -274,9 +274,7 @@ def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None
     both = {"wait": scores(0.0), "ppo": scores(0.5)}
     verdicts = judge(both, asked(Path("x")))
     # standard error 1, t of one degree of freedom 12.706; equal differences have no bounds
-    titles = (
-        "  policy               test (%)        validation (%)    parameters            test - rent"
-    )
+    titles = "  policy               test (%)        validation (%)    parameters"
     assert as_text(verdict_table(verdicts)).splitlines() == [
         f"{titles}            test - rent                    reward   test - rent, less wait",
         " " + "─" * 141,

@@ -35,7 +35,6 @@ from esper_soa.training.launch import (
     _first_fault,
     _stop_with,
     check_devices,
-    resume_hint,
     train_in_session,
 )
 from esper_soa.training.run_folder import RunFolder, lock_folder, rounds_of
@@ -477,24 +476,6 @@ def test_a_killed_rank_ends_the_run_with_a_checkpoint_that_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_are_started_again_end_as_if_nothing_had_happened(
-    rank: int, tmp_path: Path
-) -> None:
-    whole = played(tmp_path, rounds=12)
-    again = tmp_path / "again"
-    again.mkdir()
-    path = again / "run"
-    process = started(*RUN, "rounds=12", "ranks=2", "restarts=1", f"run_dir={path}", folder=again)
-    wait_until(lambda: len(lines(path / "metrics.jsonl")) >= 3, process)
-    os.kill(ranks_of(process)[rank], signal.SIGKILL)
-    _, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, told
-    assert "all 2 were started again" in (path / "log.txt").read_text()
-    agree(whole, path, range(1, 13))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"), [("ranks=1", "ranks=2"), ("ranks=2", "ranks=1"), ("ranks=3", "ranks=2")]
 )
@@ -574,10 +555,3 @@ def test_ranks_listen_on_loopback_alone_and_end_with_a_checkpoint_when_their_lau
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()))
     assert RunFolder(path).checkpoints()
     assert not list(tmp_path.glob("esper_ranks_*"))
-
-
-def test_what_is_said_of_a_run_without_a_checkpoint(tmp_path: Path) -> None:
-    assert resume_hint(RunFolder(tmp_path), 3).startswith("No round is saved yet")
-    RunFolder(tmp_path).checkpoint(2).touch()
-    told = f"checkpoint_000002.pt holds 2 of 3 rounds. Go on with resume={tmp_path}"
-    assert resume_hint(RunFolder(tmp_path), 3) == told

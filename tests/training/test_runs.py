@@ -136,7 +136,7 @@ def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun
 
 def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_path: Path) -> None:
     own = ["rounds=1", "data.split=true", "batch_size=4", "policy=random", f"run_dir={tmp_path}/r"]
-    own += ["accumulate=2", "policy.ppo.minibatches=4"]
+    own += ["policy.ppo.minibatches=4"]
     run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
     assert "WARNING" not in run.folder.log.read_text()
     for env in range(3):
