@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from program import finished
+from tiny_world import tiny_rules
 from torch import Tensor
 
 from esper_soa.agent.objective import Batch, coefficients, total_loss
@@ -85,13 +86,68 @@ def test_every_part_is_counted_by_hand() -> None:
         "networks in training": 2 * 4 * host,
         "gradients of the hosts": 3 * 4 * host,
     }
-    for asked, found in (
-        (replace(cfg, compute=replace(compute, engine="auto")), native),
-        (cfg, native | together),
+    samples = SampleCount(100, 30)
+    on_gpu = replace(compute, workers=1, env_chunk=3)
+    in_place = native | {"activations of the batches in training": 4 * 3 * 4 * (3072 + 14336)}
+    for asked, device, found in (
+        (replace(cfg, compute=replace(compute, engine="auto")), CPU, native),
+        (cfg, CPU, native | together),
+        (replace(cfg, compute=on_gpu), torch.device("meta"), in_place),
     ):
-        samples = SampleCount(100, 30)
-        assert {one.what: one.size for one in needs(asked, CPU, samples)} == found
+        assert {one.what: one.size for one in needs(asked, device, samples)} == found
     assert "the policy" not in sizes(replace(cfg, policy=PolicyConfig(name="wait")))
+    # what makes each small, and when it is needed
+    width, kernel = "task.base_channels", "task.kernel_size"
+    batch = "batch_size", "compute.env_chunk", width
+    nets = "compute.workers", "compute.env_chunk", width, kernel
+    sizes_of_policy = (
+        *("policy.network.hidden", "policy.network.layers"),
+        *("policy.network.features", "policy.network.slot_features"),
+    )
+    assert [(one.what, one.settings, one.during) for one in needs(cfg, CPU, samples)] == [
+        ("weights", ("envs", width, kernel), ""),
+        ("activations of the batches in training", batch, "a pass of training"),
+        ("losses", batch, "a pass of training"),
+        ("networks in training", nets, "a pass of training"),
+        ("networks in training", nets, "a step"),
+        ("gradients of the hosts", nets, "a step"),
+        ("drawing the weights of the hosts", ("envs", width, kernel), "building"),
+        ("the order of the images", ("train_samples", "envs"), ""),
+        (
+            "drawing the synthetic images",
+            ("data.synthetic_train", "data.synthetic_test"),
+            "building",
+        ),
+        ("the images", ("data.root",), ""),
+        ("the boosts of seeds that help each other", ("steps", "envs", "slots"), ""),
+        ("the rollout", ("steps", "envs"), ""),
+        ("the policy", sizes_of_policy, ""),
+        ("activations of the update", ("steps", "envs", *sizes_of_policy), "the policy's update"),
+    ]
+
+
+def test_of_many_hosts_so_many_numbers_are_drawn_at_once() -> None:
+    many = sizes(TrainConfig(envs=1000))["drawing the weights of the hosts"]
+    assert many == 16 * 2**18 + 4 * 1000 * 6418
+
+
+def test_what_the_log_says_of_memory_and_what_engines_may_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [Need("rows", 5 * memory.MIB, ()), Need("weights", 2 * GIB, ())]
+    parts += [
+        Need(during, 7 * memory.MIB, (), during) for during in (memory.PASSED, memory.UPDATED)
+    ]
+    parts.append(Need("drawing", 2 * memory.MIB, (), memory.BUILT))
+    monkeypatch.setattr(memory, "needs", lambda *_: parts)
+    rules = tiny_rules(2, 4)
+    told = "at least 2,060 MiB on cpu (2,048 MiB of it for weights); "
+    for free, rest in ((None, "what is free is not known"), (10 * GIB, "10.0 GiB are free")):
+        monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
+        assert memory.plan_in_words(TrainConfig(), CPU, rules) == told + rest
+    assert memory.room_for_steps(TrainConfig(), CPU, 2) == 3 * GIB - 7 * memory.MIB
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    assert memory.room_for_steps(TrainConfig(), CPU) is None
 
 
 MEMINFO = "MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 8 kB\n"
@@ -107,16 +163,33 @@ V1 = {"memory/memory.limit_in_bytes": "4500", "memory/memory.usage_in_bytes": "1
         (MEMINFO, V1, 3500),
         (MEMINFO, V2 | {"memory.max": "max\n"}, 8192),
         (MEMINFO, V2 | {"memory.max": "90000\n"}, 8192),
+        (MEMINFO, {"memory.max": "5000"}, 8192),
         ("", V2, 4000),
         ("", {}, None),
     ],
 )
 def test_the_machine_or_its_container_says_what_is_free(
-    monkeypatch: pytest.MonkeyPatch, meminfo: str, groups: dict[str, str], free: int | None
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    meminfo: str,
+    groups: dict[str, str],
+    free: int | None,
 ) -> None:
-    texts = {"/proc/meminfo": meminfo} | {f"/sys/fs/cgroup/{name}": groups[name] for name in groups}
-    monkeypatch.setattr(memory, "_text", lambda path: texts.get(str(path), ""))
+    (tmp_path / "memory").mkdir()
+    for name, text in (groups | {"meminfo": meminfo} if meminfo else groups).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     assert free_memory(CPU) == free
+
+
+def test_of_a_gpu_what_the_process_keeps_in_its_cache_is_free_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = {"mem_get_info": (100, 999), "memory_reserved": 30, "memory_allocated": 7}
+    for name, number in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, number=number: number)
+    assert free_memory(torch.device("cuda", 1)) == 100 + 30 - 7
 
 
 def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
@@ -172,6 +245,11 @@ def test_the_policy_is_counted_by_the_width_and_the_number_of_its_slots() -> Non
     # mean and largest of 64 numbers more enter a layer of 512; parameters, gradients and two
     # moments
     assert wide["the policy"] - one["the policy"] == 4 * 4 * 512 * 2 * 64
+    shown = with_network(["r0c0"])
+    shown.reward.rent_weight = "[1,2]"
+    shown.policy.observe = ["reward.rent_weight"]
+    assert sizes(shown)["the policy"] - one["the policy"] == 4 * 4 * 512
+    assert sizes(shown)["the rollout"] - one["the rollout"] == 8 * 8 * 4
 
 
 def test_samples_and_their_order_are_counted_unless_it_is_looked_up_or_split() -> None:
@@ -184,6 +262,7 @@ def test_samples_and_their_order_are_counted_unless_it_is_looked_up_or_split() -
         (cfg, MAX_STORED // 4, drawn + 4 * MAX_STORED),
         (cfg, MAX_STORED // 4 + 1, drawn),
         (split, 1000, drawn),
+        (replace(cfg, data=DataConfig("[fashion32,synthetic]")), 1000, drawn + 4 * 2 * 1000),
     ):
         found = {need.what: need.size for need in needs(asked, CPU, SampleCount(train, 300))}
         assert found["the order of the images"] == order

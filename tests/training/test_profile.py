@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import shlex
+import threading
 import time
 from pathlib import Path
 
@@ -61,6 +62,42 @@ def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
     clock.time = 10.0
     profile.on_phase_end("training")
     assert profile.take() == {"training": 7.0, "data": 3.0}
+
+
+class HandEvent:
+    """An event in a stream, read once the stream has come to the last one."""
+
+    clock = HandClock()
+    reached = -1.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.time = self.clock()
+
+    def synchronize(self) -> None:
+        HandEvent.reached = self.time
+
+    def elapsed_time(self, end: "HandEvent") -> float:
+        assert end.time <= self.reached
+        return 1000 * (end.time - self.time)
+
+
+def test_phases_on_cuda_are_timed_by_events_that_are_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", HandEvent)
+    profile = PhaseProfile(torch.device("cuda"))
+    data = tiny_world(2, 1, 4).work(0)
+    assert profile.watch(data) is data
+    for start in (0.0, 6.0):
+        before = HandEvent.reached
+        for phase, moment in (("training", 3.0), ("state", 4.0), ("training", 6.0)):
+            HandEvent.clock.time = start + moment
+            profile.on_phase_end(phase)
+        assert HandEvent.reached == before
+        assert profile.take() == {"training": 5.0, "state": 1.0}
 
 
 def test_shares_come_in_one_order_and_sum_to_all() -> None:
@@ -127,6 +164,9 @@ def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
     profile = make_profile("torch", CPU, tmp_path)
     assert isinstance(profile, TraceProfile)
     for _ in range(8):
+        worker = threading.Thread(target=torch.ones(3).mul, args=[2])
+        worker.start()
+        worker.join()
         torch.ones(3).add(1)
         profile.env_step()
     profile.close()
@@ -135,6 +175,10 @@ def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
         event["name"] for event in events if re.match(r"ProfilerStep#\d+$", event.get("name", ""))
     ]
     assert sorted(set(steps)) == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
+    shapes = {
+        event.get("name"): event["args"].get("Input Dims") for event in events if "args" in event
+    }
+    assert (shapes["aten::add"][0], shapes["aten::mul"][0]) == ([3], [3])
 
 
 def test_a_run_too_short_for_a_trace_says_so(
