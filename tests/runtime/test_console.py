@@ -214,7 +214,9 @@ class Broken(io.StringIO):
 
 def test_a_stream_that_is_lost_is_no_terminal_and_keeps_its_first_reason() -> None:
     stream = SafeStream(Broken())
-    assert (stream.isatty(), stream.lost) == (True, "")
+    assert (stream.isatty(), stream.lost, stream.encoding) == (True, "", "utf-8")
+    own = SafeStream(sys.__stdout__)
+    assert (own.writable(), own.fileno()) == (True, sys.__stdout__.fileno())
     assert stream.write("text") == 4
     stream.flush()
     assert (stream.isatty(), stream.lost) == (False, "gone")
