@@ -12,7 +12,15 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
-from esper_soa.runtime.console import SafeStream, null_stream, safe_stream
+from esper_soa.config.errors import UserError
+from esper_soa.runtime.console import (
+    SafeStream,
+    ending_with_status,
+    null_stream,
+    parser,
+    safe_stream,
+)
+from esper_soa.runtime.files import IncompleteError
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import quiet_warnings, session
 
@@ -226,3 +234,48 @@ def test_a_stream_that_is_lost_is_no_terminal_and_keeps_its_first_reason() -> No
     assert safe_stream(flushed) is flushed
     assert safe_stream(None).lost == "it was closed before the start"
     assert null_stream().lost == ""
+
+
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (UserError("a=1: must be 2"), 2, "a=1: must be 2"),
+        (IncompleteError("a is not written"), 1, "a is not written"),
+        (OSError(28, FULL, "a"), 1, f"a: cannot be written ({FULL})"),
+    ],
+)
+def test_a_command_that_fails_ends_with_one_line_and_a_status(
+    error: Exception, status: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end, ending_with_status():
+        raise error
+    assert (end.value.code, capsys.readouterr()) == (status, ("", f"error: {told}\n"))
+
+
+def test_output_that_nobody_wants_is_no_failure_and_output_that_is_lost_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for reason in ("", "it was closed before the start", "Broken pipe"):
+        monkeypatch.setattr(sys, "stdout", null_stream(reason))
+        with ending_with_status():
+            print("something")
+    monkeypatch.setattr(sys, "stdout", null_stream(FULL))
+    with pytest.raises(SystemExit) as end, ending_with_status():
+        print("something")
+    told = f"error: standard output could not be written ({FULL})\n"
+    assert (end.value.code, capsys.readouterr().err) == (1, told)
+
+
+def test_the_help_of_a_command_is_shown_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    files = "FILE  the file,\n      or a folder"
+    words = parser("esper-look FILE", "Look at a file.", files)
+    options = "options:\n  -h, --help  show this help message and exit\n"
+    usage = "usage: esper-look FILE\n"
+    assert words.format_help() == f"{usage}\nLook at a file.\n\n{options}\n{files}\n"
+    with pytest.raises(SystemExit):
+        words.parse_args(["file"])
+    told = f"{usage}esper-look: error: unrecognized arguments: file\n"
+    assert capsys.readouterr().err == told
