@@ -150,9 +150,11 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
 ) -> None:
     for path in folder.checkpoints():
         path.unlink()
-    (folder.networks / "best_000099.safetensors").write_bytes(b"of a run that is forgotten")
+    for kind in ("best", "hosts"):
+        (folder.networks / f"{kind}_000099.safetensors").write_bytes(b"of a run that is forgotten")
     run(settings(resume="auto"), folder)
     assert kept(folder) == kept(undisturbed)
+    assert "the best host so far is not there" not in folder.log.read_text()
 
 
 def files_of(folder: RunFolder) -> NetworkFiles:
@@ -171,6 +173,8 @@ def test_a_damaged_best_host_is_passed_over_with_a_warning(
     (told, *_) = caplog.messages
     assert told.startswith(f"networks {newest}: ")
     assert told.endswith(": it is passed over")
+    found.measure_best()  # nothing can be said of it, and nothing was to be written
+    assert str(found.write_errors) == ""
 
 
 def test_a_run_whose_networks_are_gone_goes_on_and_says_so(folder: RunFolder) -> None:

@@ -21,8 +21,7 @@ from esper_soa.runtime.console import (
     safe_stream,
 )
 from esper_soa.runtime.files import IncompleteError
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.session import quiet_warnings, session
+from esper_soa.training.session import quiet_warnings
 
 TOLD = (
     "accuracy, mean over hosts (%)",
@@ -55,14 +54,6 @@ def logged(folder: Path) -> list[str]:
     return [
         re.sub(r"^\S+ \S+ ", "", line) for line in (folder / "log.txt").read_text().splitlines()
     ]
-
-
-def test_the_log_has_the_error_that_ended_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="of the program"), session(RunFolder(tmp_path)):
-        raise ValueError("of the program")
-    log = (tmp_path / "log.txt").read_text()
-    assert " DEBUG ended by an error\nTraceback (most recent call last):\n" in log
-    assert log.endswith("\nValueError: of the program\n")
 
 
 def test_what_is_said_after_the_reader_is_gone_stands_in_the_log(tmp_path: Path) -> None:

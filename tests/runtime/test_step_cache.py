@@ -368,6 +368,7 @@ def test_the_compiler_fills_the_cache_and_leaves_nothing_beside(
     assert sorted(set(sizes)) == ([4] if split else [1, 7, 64, 300])
     assert limits == [("nice", 0), ("alarm", 1800)]
     assert sorted(path.name for path in folder.iterdir()) == ["key", "lock"]
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o700
     assert find(folder, "key") == digests(folder / "key")
     texts = {name: (folder / "key" / name).read_text() for name in FILES}
     assert texts == {f"{name}.so": name for name in KERNELS} | {

@@ -203,6 +203,7 @@ def test_a_run_tells_its_phases_once_per_update(tmp_path: Path) -> None:
         line for line in run_with("phases", tmp_path / "run").splitlines() if "phases  " in line
     ]
     assert len(lines) == 2
+    assert re.search(r" INFO phases   round 1/2: training .* % of \d+\.\d s$", lines[0])
     shown = dict(re.findall(r"([a-z]+) ([0-9.]+) %", lines[1]))
     assert list(shown) == list(module.PHASES)
     assert sum(map(float, shown.values())) == pytest.approx(100, abs=0.5)

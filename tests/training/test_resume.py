@@ -246,6 +246,9 @@ def test_packages_that_are_others_and_samples_that_are_none_of_the_run_are_told(
         f"engine: torch -> native: {remedy}",
     ]
     assert version_changes(saved, folder, "torch") == lines
+    for damaged in ("{", "[]", '{"kernels": 3}', "{}"):
+        folder.versions.write_text(damaged)
+        assert version_changes(saved, folder, "native") == lines
     source = load_samples(settings().data, "cpu")
     with pytest.raises(UserError) as caught:
         check_data(saved.task("tiny"), source)

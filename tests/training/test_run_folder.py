@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 from esper_soa.config.errors import UserError
+from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep.plugins import open_sweep_folder
 from esper_soa.training import run_folder
 from esper_soa.training.checksum import CheckpointError, write_sealed
@@ -27,7 +28,8 @@ from esper_soa.training.run_folder import (
     write_config,
     write_versions,
 )
-from esper_soa.training.start import resume_start
+from esper_soa.training.session import session
+from esper_soa.training.start import begin_run, resume_start
 
 
 @pytest.fixture
@@ -162,9 +164,13 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_checkpoint_goes_on_in_its_own_folder(three: RunFolder, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_in_its_own_folder(
+    three: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = str(three.checkpoint(2))
-    assert resume_start(checkpoint, str(three.path), "trial").checkpoint == three.checkpoint(2)
+    monkeypatch.chdir(three.path.parent)
+    for same in (str(three.path), three.path.name):
+        assert resume_start(checkpoint, same, "trial").checkpoint == three.checkpoint(2)
     with pytest.raises(
         UserError,
         match=(
@@ -193,6 +199,22 @@ def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_ove
         f"checkpoint {three.checkpoint(3)}: damaged (its content is not what was written); "
         "checkpoint_000001.pt is taken",
     ]
+
+
+def test_ranks_that_were_started_again_begin_at_the_newest_checkpoint(
+    three: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
+    given |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "launch"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    asked = str(three.checkpoint(2))
+    with session(three, verbose=0) as opened:
+        for resume, restarts, rounds in ((asked, 0, 2), (asked, 1, 3), ("", 0, 3)):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+            found = begin_run(opened, TrainConfig(resume=resume), [])
+            assert found == three.checkpoint(rounds)
+    assert not three.config.exists()
 
 
 def test_auto_passes_over_a_damaged_checkpoint_in_the_newest_folder_of_the_name(
