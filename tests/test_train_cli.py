@@ -12,6 +12,7 @@ from esper_soa.config.arguments import prepare_arguments
 from esper_soa.config.errors import UserError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig
+from esper_soa.training.command import run_command
 
 
 @pytest.mark.parametrize(
@@ -132,10 +133,30 @@ esper_soa.train.main()
 
 
 @pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        ("--plan", "plan.plan"),
+        ("--plan=json", "plan.plan"),
+        ("--check-device", "check_device"),
+        *((words, "sweep.plugins") for words in ("-m", "--multirun", "hydra/launcher=joblib")),
+        *((words, "sweep.plugins") for words in ("hydra/sweeper=basic", "+sweep=gpus")),
+    ],
+)
+def test_a_part_of_the_lab_that_is_missing_is_named_with_what_asked_for_it(
+    words: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, f"esper_soa.lab.{module}", None)
+    monkeypatch.setattr(sys, "argv", ["esper-train", "seed=1", words])
+    with pytest.raises(SystemExit) as end:
+        run_command("train")
+    told = f"error: {words} needs esper_soa.lab.{module}, which is not installed\n"
+    assert (end.value.code, capsys.readouterr()) == (2, ("", told))
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         ("--plan", "--plan needs esper_soa.lab, which is not installed"),
-        ("-m seed=1,2", "-m needs esper_soa.lab, which is not installed"),
         ("hydra.mode=MULTIRUN", "a sweep needs esper_soa.lab, which is not installed"),
         ("--cfg job", ""),
     ],

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from equal_runs import CPU, settings
-from program import finished
+from program import contents, finished
 from recording_agent import Witnessed, witnessed_round
 from tiny_runs import evaluate, fresh
 
@@ -360,6 +361,27 @@ def test_a_checkpoint_with_foreign_settings_is_refused(trained: Path) -> None:
         ),
     ):
         settings_of(saved, asked(trained))
+
+
+def test_the_command_leaves_its_settings_and_what_led_to_them(
+    trained: Path, tmp_path: Path
+) -> None:
+    words = [f"checkpoint={trained}", "run_dir=judged", "episodes=1", "policies=[wait]"]
+    words += ["compute.engine=torch", "compute.threads=1", "compute.workers=1"]
+    done = finished(*words, folder=tmp_path, program="evaluate")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = contents(tmp_path / "judged")
+    assert [*found] == [
+        *(".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml"),
+        *("evaluation.json", "evaluation.txt", "log.txt", "overrides.txt", "versions.json"),
+    ]
+    assert found["overrides.txt"].decode().splitlines() == words
+    assert yaml.safe_load(found[".hydra/overrides.yaml"]) == words
+    assert [*yaml.safe_load(found[".hydra/hydra.yaml"])] == ["hydra"]
+    for name in ("config.yaml", ".hydra/config.yaml"):
+        config = yaml.safe_load(found[name])
+        given = config["checkpoint"], config["run_dir"], config["policies"]
+        assert given == (str(trained), "judged", ["wait"])
 
 
 def test_the_command_line_refuses_a_path_that_leads_nowhere(

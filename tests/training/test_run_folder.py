@@ -11,6 +11,7 @@ from unittest import mock
 import hydra
 import numpy
 import pytest
+from omegaconf import OmegaConf
 
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import TrainConfig
@@ -29,7 +30,7 @@ from esper_soa.training.run_folder import (
     write_versions,
 )
 from esper_soa.training.session import session
-from esper_soa.training.start import begin_run, resume_start
+from esper_soa.training.start import begin_run, requested_folder, resume_start
 
 
 @pytest.fixture
@@ -199,6 +200,19 @@ def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_ove
         f"checkpoint {three.checkpoint(3)}: damaged (its content is not what was written); "
         "checkpoint_000001.pt is taken",
     ]
+
+
+def test_a_folder_is_named_once() -> None:
+    config = OmegaConf.create({"run_dir": "", "hydra": {"run": {"dir": "b"}}})
+    assert requested_folder(config, "hydra.run.dir") == "b"
+    config.run_dir = "b"
+    assert requested_folder(config, "hydra.run.dir") == "b"
+    config.run_dir = "a"
+    with pytest.raises(UserError) as caught:
+        requested_folder(config, "hydra.run.dir")
+    assert str(caught.value) == (
+        "run_dir=a, hydra.run.dir=b: both name the folder. Give one of them"
+    )
 
 
 def test_ranks_that_were_started_again_begin_at_the_newest_checkpoint(
