@@ -149,6 +149,10 @@ def test_a_run_of_several_ranks_takes_no_callbacks(tmp_path: Path) -> None:
         runs.train("smoke", words, [Listing()])
 
 
+TRACKED = "track=['tensorboard']"
+RECORDER = "telemetry.recorder"
+
+
 def test_a_setting_that_needs_the_lab_is_named_without_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -158,27 +162,16 @@ def test_a_setting_that_needs_the_lab_is_named_without_it(
         cfg = settings(telemetry=TelemetryConfig(level=level))
         return make_recorder(cfg, world, Session(RunFolder(tmp_path), 0), ALONE)
 
+    def made(**asked: object) -> list[Callback]:
+        return make_callbacks(settings(**asked))
+
     assert recorder("rounds") is NO_RECORDER
     RunFolder(tmp_path).tables.mkdir()
     for module, asked, remedy, make in (
-        (
-            "report.end",
-            "report=true",
-            "report=false",
-            lambda: make_callbacks(settings(report=True)),
-        ),
-        (
-            *("telemetry.tracking", "track=['tensorboard']", "track=[]"),
-            lambda: make_callbacks(settings(track=["tensorboard"])),
-        ),
-        (
-            *("telemetry.recorder", "telemetry.level=full", "telemetry.level=rounds"),
-            lambda: recorder("full"),
-        ),
-        (
-            *("telemetry.recorder", "telemetry.level=rounds", "another run_dir"),
-            lambda: recorder("rounds"),
-        ),
+        ("report.end", "report=true", "report=false", lambda: made(report=True)),
+        ("telemetry.tracking", TRACKED, "track=[]", lambda: made(track=["tensorboard"])),
+        (RECORDER, "telemetry.level=full", "telemetry.level=rounds", lambda: recorder("full")),
+        (RECORDER, "telemetry.level=rounds", "another run_dir", lambda: recorder("rounds")),
     ):
         monkeypatch.setitem(sys.modules, f"esper_soa.lab.{module}", None)
         with pytest.raises(UserError) as caught:

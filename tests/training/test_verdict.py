@@ -25,52 +25,37 @@ def score(name: str, *rounds: list[float]) -> HostScore:
     return HostScore(name, episodes)
 
 
-NOTHING = "No difference that this run could show:"
+NOTHING = "No difference that this run could show"
 AHEAD = "The grown hosts end ahead of the control"
-SIZE = "1.00 times the parameters and 1.00 times the training FLOP."
-GAIN = f"+2.50 points [+1.26, +3.74] for {SIZE}"
+BEHIND = "The grown hosts end behind the control"
+ONE = "One host in one episode says little, and has no interval"
+HIGHER = (2.0, 2.5, 3.0)
+GAIN = "+2.50 points [+1.26, +3.74]"
 
 
 @pytest.mark.parametrize(
-    ("control", "differences", "sentence"),
+    ("control", "differences", "words", "interval"),
     [
-        ("wait", (2.0, 2.5, 3.0), f"Growth paid: {GAIN}"),
-        (
-            "wait",
-            (-2.0, -2.5, -3.0),
-            f"Growth cost accuracy: -2.50 points [-3.74, -1.26] for {SIZE}",
-        ),
-        ("wait", (-2.0, 2.5, 3.0), f"{NOTHING} +1.17 points [-5.67, +8.01] for {SIZE}"),
-        ("wait", (0.0, 0.0), f"{NOTHING} +0.00 points for {SIZE}"),
-        ("random", (2.0, 2.5, 3.0), f"{AHEAD} (random play): {GAIN}"),
-        ("schedule", (2.0, 2.5, 3.0), f"{AHEAD} (schedule): {GAIN}"),
-        ("static_final", (2.0, 2.5, 3.0), f"{AHEAD} (final topology from the start): {GAIN}"),
-        ("mine:Agent", (2.0, 2.5, 3.0), f"{AHEAD} (agent Agent): {GAIN}"),
-        (
-            "static_large",
-            (-2.0, -2.1),
-            "The grown hosts end behind the control (wider host): "
-            f"-2.05 points [-2.69, -1.41] for {SIZE}",
-        ),
-        ("static_final", (1.0, -1.0), f"{NOTHING} +0.00 points [-12.71, +12.71] for {SIZE}"),
-        (
-            "schedule",
-            (3.0,),
-            f"One host in one episode says little, and has no interval: +3.00 points for {SIZE}",
-        ),
-        (
-            "heuristic",
-            (math.nan,),
-            "Nothing to compare with the control (heuristic): no pair of finite accuracies.",
-        ),
+        ("wait", HIGHER, "Growth paid", GAIN),
+        ("wait", (-2.0, -2.5, -3.0), "Growth cost accuracy", "-2.50 points [-3.74, -1.26]"),
+        ("wait", (-2.0, 2.5, 3.0), NOTHING, "+1.17 points [-5.67, +8.01]"),
+        ("wait", (0.0, 0.0), NOTHING, "+0.00 points"),
+        ("random", HIGHER, f"{AHEAD} (random play)", GAIN),
+        ("schedule", HIGHER, f"{AHEAD} (schedule)", GAIN),
+        ("static_final", HIGHER, f"{AHEAD} (final topology from the start)", GAIN),
+        ("mine:Agent", HIGHER, f"{AHEAD} (agent Agent)", GAIN),
+        ("static_large", (-2.0, -2.1), f"{BEHIND} (wider host)", "-2.05 points [-2.69, -1.41]"),
+        ("static_final", (1.0, -1.0), NOTHING, "+0.00 points [-12.71, +12.71]"),
+        ("schedule", (3.0,), ONE, "+3.00 points"),
     ],
 )
 def test_the_sentence_says_which_side_of_nothing_the_interval_lies_on(
-    control: str, differences: tuple[float, ...], sentence: str
+    control: str, differences: tuple[float, ...], words: str, interval: str
 ) -> None:
     other = score(control, [50.0] * len(differences))
     grown = score("ppo", [50 + difference for difference in differences])
-    assert verdict(compare(grown, other), control) == sentence
+    size = "1.00 times the parameters and 1.00 times the training FLOP"
+    assert verdict(compare(grown, other), control) == f"{words}: {interval} for {size}."
 
 
 def test_every_control_has_words() -> None:
@@ -119,6 +104,10 @@ def test_rounds_are_paired_in_their_order_and_net_of_rent_is_a_difference_of_its
 def test_an_infinite_accuracy_takes_its_pair_along() -> None:
     found = compare(score("ppo", [51.0, math.inf, 53.0]), score("wait", [50.0, 50.0, math.nan]))
     assert (found.pairs, found.left_out, found.test_accuracy.mean) == (1, 2, 1.0)
+    none = compare(score("ppo", [math.nan]), score("heuristic", [50.0]))
+    assert verdict(none, "heuristic") == (
+        "Nothing to compare with the control (heuristic): no pair of finite accuracies."
+    )
 
 
 def test_the_ratios_are_those_of_the_means() -> None:
