@@ -142,12 +142,16 @@ class PhaseList(Observer):
     def on_phase_end(self, phase: str) -> None:
         self.phases.append(phase)
 
+    def env_step(self) -> None:
+        self.phases.append("an env-step")
+
 
 def test_every_env_step_has_its_phases_in_order() -> None:
     listed = PhaseList()
-    played(listed, steps=2)
+    played(listed, steps=4).finish()
     measured = ["data", "state", "training", "validation", "state", "telemetry", "policy"]
-    assert listed.phases == ["reset", "reset", *2 * [*measured, "state", "policy", "telemetry"]]
+    env_step = [*measured, "state", "policy", "telemetry", "an env-step"]
+    assert listed.phases == ["reset", "reset", *4 * env_step, "policy", "telemetry"]
 
 
 @pytest.fixture

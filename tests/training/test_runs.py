@@ -84,7 +84,9 @@ def test_the_log_tells_data_hosts_policy_and_what_computes_them(
     chunk = choose_env_chunk(0, 3, 8, CPU)  # by the cores of this machine
     told = told[begin : begin + 9]
     assert told.pop(3).startswith("INFO memory   at least ")
-    assert told.pop().startswith("DEBUG state    kernels of the env state: ")
+    versions = json.loads((done.path / "versions.json").read_text())
+    assert told.pop() == f"DEBUG state    kernels of the env state: {versions['state']}"
+    assert {"data", "kernels", "graphs"} < versions.keys()
     assert told == [
         "INFO data     synthetic images, asked for by data.name: 32 training, 16 validation and 16 "
         "test images.",
@@ -164,8 +166,9 @@ def test_the_console_shows_as_much_as_is_asked_for_and_the_log_all(
     run = esper_soa.train("smoke", [*TINY, *tiny], verbose=verbose)
     printed = capsys.readouterr()
     assert printed.err == ""
+    for words, least in (("accuracy, best host (%)", 1), ("hosts    3 x", 1), ("work     T=", 2)):
+        assert printed.out.count(words) == (verbose >= least)
     assert bool(printed.out) == (verbose > 0)
-    assert printed.out.count("accuracy, best host (%)") <= 1
     log = (run.path / "log.txt").read_text()
     assert "hosts    " in log
     assert "accuracy, best host (%)" in log
