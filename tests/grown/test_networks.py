@@ -111,6 +111,8 @@ def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed:
     assert hosts == [undisturbed.network("hosts", number) for number in kept]
     old = [path for path in undisturbed.network_files("best") if rounds_of(path) < ROUNDS]
     assert len(old) == 1
+    tested = [load(path).spec["test_accuracy"] for path in undisturbed.network_files("best")]
+    assert [one is None for one in tested] == [True] * (len(tested) - 1) + [False]
 
 
 def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(

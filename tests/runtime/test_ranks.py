@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from esper_soa.config.errors import RankLostError
 from esper_soa.runtime.ranks import RankGroup
 
 
@@ -19,7 +20,7 @@ class Half(RankGroup):
         self.rank = 1
         self.count = 2
         self.first_env = 3
-        self._host = None
+        self._host = "gloo"
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +33,8 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     def reduce(flat: Tensor, kind: dist.ReduceOp.RedOpType) -> None:
         flat.copy_(sums[kind](flat, torch.full_like(flat, 10.0)))
 
-    def gather(rooms: list[Tensor], own: Tensor, group: None) -> None:
-        assert own.is_contiguous()
+    def gather(rooms: list[Tensor], own: Tensor, group: str) -> None:
+        assert (own.is_contiguous(), group) == (True, "gloo")
         rooms[0].copy_(found.pop(0) if found else own)
         rooms[1].copy_(own)
 
@@ -95,3 +96,14 @@ def test_policies_that_have_drifted_apart_are_noticed(gathered: list[Tensor]) ->
         gathered.append(sums)
         with pytest.raises(RuntimeError, match=told):
             Half().check_same(other)
+
+
+def test_a_rank_that_is_gone_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reduce(flat: Tensor, kind: dist.ReduceOp.RedOpType) -> None:
+        raise RuntimeError("Connection closed\nby peer")
+
+    monkeypatch.setattr(dist, "all_reduce", reduce)
+    with pytest.raises(RankLostError) as caught:
+        Half().extremes([torch.tensor(1.0)], [])
+    told = "another rank has ended or does not answer (Connection closed\\nby peer)"
+    assert str(caught.value) == told

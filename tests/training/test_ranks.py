@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from esper_soa.config.errors import RankLostError, SettingError, UserError
 from esper_soa.config.settings import TrainConfig, flat_settings
-from esper_soa.runtime.ranks import core_group, share_of
+from esper_soa.runtime.ranks import core_group, keep_to_cores, share_of
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.launch import _failure_of, _first_fault, check_devices, resume_hint
 from esper_soa.training.run_folder import RunFolder, lock_folder
@@ -313,6 +313,10 @@ def test_cores_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [core_group(rank, 2) for rank in range(2)]
     assert groups == [[0, 2], [3, 5, 6]]
     assert [core_group(rank, 7) for rank in (0, 3, 6)] == [[0], [3], [6]]
+    kept: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *given: kept.append(given))
+    keep_to_cores(1, 2)
+    assert kept == [(0, [3, 5, 6])]
 
 
 @pytest.mark.slow
