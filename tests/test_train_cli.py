@@ -153,6 +153,16 @@ def test_a_part_of_the_lab_that_is_missing_is_named_with_what_asked_for_it(
     assert (end.value.code, capsys.readouterr()) == (2, ("", told))
 
 
+def test_an_evaluation_answers_no_question_about_a_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["esper-evaluate", "--plan"])
+    with pytest.raises(SystemExit) as end:
+        run_command("evaluate")
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --plan\n")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -219,6 +219,8 @@ def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
     monkeypatch.setattr(network_files, "save", failing)
     folder = fresh(settings(rounds=2), tmp_path)
     assert len(calls) == 3  # the last with its test accuracy
+    told = "networks/best could not be written (No space left on device); the run goes on"
+    assert told in folder.log.read_text()
     best = max(line["accuracy"] for line in episodes(folder))
     assert load(folder.network_files("best")[-1]).spec["validation_accuracy"] == best
 
