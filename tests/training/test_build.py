@@ -173,8 +173,9 @@ def test_a_world_needs_room_for_samples_that_it_loads_and_beside_other_ranks(
 def test_a_world_takes_its_device_before_anything_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[torch.device] = []
     monkeypatch.setattr(build, "take_device", taken.append)
+    monkeypatch.setattr(build, "keep_freed_memory", taken.append)
     monkeypatch.setattr(
         build, "build_rules", lambda *_: pytest.fail("not yet") if not taken else build_rules(*_)
     )
     build.build_world(settings(), torch.device("cpu"))
-    assert taken == [torch.device("cpu")]
+    assert taken == [torch.device("cpu")] * 2
