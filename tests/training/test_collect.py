@@ -219,9 +219,12 @@ def test_rows_memory_and_value_of_an_episode_that_ends_early_stay_as_it_ended(
         early = EarlyStopConfig(length=str(lengths))
         cfg = replace(settings(), governor=GovernorConfig(), early_stop=early)
         world = build_world(replace(cfg, reward=RewardConfig(episode_end=ending)), CPU)
-        quiet = Progress(ENVS * STEPS, Console(file=io.StringIO()), "off")
-        _, rollout = play_round(world, Player(learner.policy, learner), Round(0, quiet))
+        shown = io.StringIO()
+        progress = Progress(ENVS * STEPS, Console(file=shown), "plain", interval=1e9)
+        _, rollout = play_round(world, Player(learner.policy, learner), Round(0, progress))
         assert rollout is not None
+        # a line at the end, which comes with the last env-step that is played
+        assert shown.getvalue().startswith(f"  {sum(lengths)}/{sum(lengths)} env-steps")
         return rollout
 
     lengths = [3, STEPS, 7]
