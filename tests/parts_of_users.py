@@ -252,7 +252,10 @@ of_a_taken_name = esper_soa.reward("pbrs_bonus")(lambda inputs: inputs.accuracy_
 per_slot = esper_soa.reward("per_slot")(lambda inputs: inputs.contribution)
 count = esper_soa.reward("count")(lambda inputs: inputs.num_fossilized)
 scalar = esper_soa.reward("scalar")(lambda inputs: 1.0)
-strange = esper_soa.reward("strange")(lambda inputs: {"bonus": inputs.accuracy_delta})
+spread = esper_soa.reward("spread")(
+    lambda inputs: {"own": inputs.contribution, "drip": inputs.contribution, "clawback": 1.0}
+)
+strange = esper_soa.reward("strange")(lambda inputs: dict.fromkeys(("bonus", "drip", "tip")))
 twofold = esper_soa.reward("twofold")(lambda inputs, weight: weight * inputs.accuracy_delta)
 misspelt = esper_soa.reward("misspelt")(lambda inputs: inputs.acuracy)
 careless = esper_soa.reward("careless")(lambda inputs: inputs.val_accuracy.sub_(50))

@@ -18,10 +18,11 @@ def env() -> Env:
 def test_an_action_needs_something_that_was_observed(env: Env) -> None:
     wait = WaitPolicy().act(env.reset().view, ())[0].action
     env.apply_action_(wait)
-    with pytest.raises(RuntimeError, match="call reset"):
+    told = "nothing has been observed since the last action: call reset, or observe_, first"
+    with pytest.raises(RuntimeError, match=f"^{told}$"):
         env.step(wait)
     env.begin_(0)
-    with pytest.raises(RuntimeError, match="call reset"):
+    with pytest.raises(RuntimeError, match=f"^{told}$"):
         env.apply_action_(wait)
 
 
