@@ -200,7 +200,6 @@ def guard_(
         state = select(ended, before, state)
         rest = {name: state.guard.get(name) * ~ended for name in ("panic", "reason")}
         state = state.replace(guard=state.guard.replace(**rest))
-        due = due & ~ended
     guard = state.guard
     rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
     snapshot_where_(weights, shape, due, fossil, rising)
