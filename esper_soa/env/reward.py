@@ -245,7 +245,7 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
         return state
     boost = torch.stack([attribution.pair_boost[:, low, high] for low, high in pairs(num_slots)], 1)
     boost = boost.to(state.boosts.dtype).unsqueeze(2)
-    place = (state.signals.step - 1).clamp(min=0).view(-1, 1, 1)
+    place = (state.signals.step - 1).view(-1, 1, 1)
     return state.replace(boosts=state.boosts.scatter(2, place.expand_as(boost), boost))
 
 

@@ -95,12 +95,11 @@ def age_memories(slots: Slots) -> Slots:
 
 
 def stable_accuracy(signals: Signals, window: int) -> Tensor:
-    """float64 [N]: smallest of the last `window` accuracies (at most HISTORY); 0 before any."""
+    """float64 [N]: smallest of the last `window` accuracies (at most HISTORY)."""
     recent = signals.accuracy_history[:, -window:]
     lag = torch.arange(recent.shape[1], 0, -1, device=recent.device)
     recorded = lag <= signals.step.unsqueeze(-1)
-    smallest = torch.where(recorded, recent, torch.inf).amin(-1)
-    return torch.where(signals.step > 0, smallest, 0.0)
+    return torch.where(recorded, recent, torch.inf).amin(-1)
 
 
 def _push(history: Tensor, value: Tensor) -> Tensor:

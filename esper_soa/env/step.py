@@ -201,8 +201,7 @@ def guard_(
         rest = {name: state.guard.get(name) * ~ended for name in ("panic", "reason")}
         state = state.replace(guard=state.guard.replace(**rest))
     guard = state.guard
-    rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
-    snapshot_where_(weights, shape, due, fossil, rising)
+    snapshot_where_(weights, shape, due, fossil, rising=stage == Stage.HOLDING)
     restore_where_(weights, shape, guard.panic, fossil, guard.reason == PanicReason.NOT_FINITE)
     return state, discard_panicked(measured, state)
 

@@ -107,8 +107,7 @@ class World:
             self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
         all_envs = torch.ones_like(self.envs, dtype=torch.bool)
         fossil = state.slots.stage == Stage.FOSSILIZED
-        rising = torch.zeros_like(fossil)
-        snapshot_where_(self.weights, self.rules.nets.shape, all_envs, fossil, rising)
+        snapshot_where_(self.weights, self.rules.nets.shape, all_envs, fossil, rising=fossil)
         return state
 
     def _enter_round(self, number: int) -> None:

@@ -149,7 +149,8 @@ def test_they_count_as_fossils_for_masks_reports_and_telemetry(world: World) -> 
     totals = played.env.state.totals
     present = GROWN.present
     assert torch.equal(slots.stage == Stage.FOSSILIZED, present)
-    assert not played.env.state.slots.newborn.any()
+    assert not slots.newborn.any()
+    assert not slots.contribution_known.any()  # no reward here reads what fossils contribute
     assert torch.equal(slots.alpha, GROWN.alpha)
     assert torch.equal(played.env.state.ramp.alpha, GROWN.alpha)
     assert (played.env.state.ramp.mode == AlphaMode.HOLD).all()

@@ -100,8 +100,8 @@ def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes
 SHAPED = "is of shape [5, 2], not [5]"
 FAULTS = {
     "per_slot": f"a reward. the reward {SHAPED}.",
-    "spread": f"a reward. the reward {SHAPED}; its term drip {SHAPED}; its term clawback is a float, "
-    "not a tensor.",
+    "spread": f"a reward. the reward {SHAPED}; its term drip {SHAPED}; its term clawback is a "
+    "float, not a tensor.",
     "strange": "a reward. it gives the terms bonus, tip, which RewardTerms lacks.",
     "misspelt": "a reward. it raises AttributeError: 'RewardInputs' object has no attribute or",
     "twofold": "a reward. it is not called with the inputs alone.",
