@@ -73,7 +73,7 @@ def outcomes(
     totals = state.totals
     return Outcomes(
         accuracy=signals.val_accuracy,
-        param_ratio=total_params(slots, counts) / max(1, counts.host),
+        param_ratio=total_params(slots, counts) / counts.host,
         stability=stability(rewards, signals.step),
         reward=totals.reward,
         success=signals.val_accuracy >= SUCCESS_ACCURACY,

@@ -311,7 +311,7 @@ class StepKernels(NamedTuple):
 
     record_and_observe: Callable[[EnvRules, EnvState, Measurements, Values], Recorded]
     apply_action: Callable[[EnvRules, EnvState, Attribution, Action, Values], StepResult]
-    reason: str = "not compiled"  # why it is these, in words for logs
+    reason: str = ""  # why it is these, in words for logs
     # Keeps calls on static buffers and replays them as CUDA graphs; None: as they are.
     steps: StepCache | None = None
     replay: Replay = Replay()  # what else of the run is replayed, and why

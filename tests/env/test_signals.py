@@ -233,12 +233,12 @@ def test_the_gradient_ratio_starts_at_its_first_value(
 
 def test_gradients_are_those_of_the_last_measurement_and_stay_finite() -> None:
     slots = initial(Slots, (1, 2), CPU)
-    broken = gradients(l2=math.inf, health=0.2, ratio=math.nan, exploding=True)
+    broken = gradients(l2=math.inf, health=[math.nan, 0.2], ratio=math.nan, exploding=True)
     slots = record_gradients(slots, broken)
     assert not slots.gradient_norm.any()
     assert not slots.gradient_ratio_known.any()
     kept = record_gradients(slots, gradients(measured=False))
-    assert kept.gradient_health.tolist() == [[0.2, 0.2]]
+    assert kept.gradient_health.tolist() == [[0.0, 0.2]]
     assert kept.gradient_exploding.all()
     given = {"l2": [2.0, 3.0], "health": [0.5, 0.25], "vanishing": [True, False]}
     slots = record_gradients(kept, gradients(**given, exploding=[False, True]))

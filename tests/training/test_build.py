@@ -96,13 +96,16 @@ def test_kernels_are_waited_for_where_the_settings_insist(
     monkeypatch.setattr(build, "unsupported", lambda rules: "")
     monkeypatch.setattr(build, "keep_compiled", lambda: "kept")
     monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append((0, 0, False)))
+    monkeypatch.setattr(torch, "compile", lambda kernel, **how: (kernel, how))
     cfg = settings(rounds=3, compute=ComputeConfig(compile=setting))
-    reason = build.build_kernels(cfg, build_rules(cfg, CPU), 2).reason
+    *kernels, reason = build.build_kernels(cfg, build_rules(cfg, CPU), 2)[:3]
     if setting == "auto":
         assert (reason, asked) == ("none", [(2, 27, False)])
     else:  # what jobs before it compiled is forgotten
         assert (reason, asked[0]) == ("compiled (compute.compile=on); kept", (2, 27, True))
         assert asked[1:] == [(0, 0, False)]
+        whole = {"fullgraph": True, "dynamic": False}
+        assert kernels == [(kernel, whole) for kernel in EAGER[:2]]
 
 
 def test_only_the_blueprints_of_the_task_are_allowed() -> None:

@@ -17,6 +17,7 @@ from tiny_world import CPU, tiny_world
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.compose import compose_settings
 from esper_soa.env.env import NO_OBSERVER, Observer
+from esper_soa.env.step import StepData
 from esper_soa.training import profile as module
 from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.profile import PhaseProfile, TraceProfile, make_profile, shares
@@ -105,11 +106,24 @@ class PhaseList(Observer):
     def on_phase_end(self, phase: str) -> None:
         self.phases.append(phase)
 
+    def watch(self, data: StepData) -> StepData:
+        self.phases.append("watched")
+        return data
+
 
 def test_every_env_step_has_its_phases_in_order() -> None:
     listed = PhaseList()
     played(listed, steps=2)
-    measured = ["data", "state", "training", "validation", "state", "telemetry", "policy"]
+    measured = [
+        "watched",
+        "data",
+        "state",
+        "training",
+        "validation",
+        "state",
+        "telemetry",
+        "policy",
+    ]
     assert listed.phases == ["reset", "reset", *2 * [*measured, "state", "policy", "telemetry"]]
 
 
