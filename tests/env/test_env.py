@@ -23,6 +23,7 @@ def test_an_action_needs_something_that_was_observed(env: Env) -> None:
     told = "nothing has been observed since the last action: call reset, or observe_, first"
     with pytest.raises(RuntimeError, match=f"^{told}$"):
         env.step(wait)
+    env.reset()
     env.begin_(0)
     with pytest.raises(RuntimeError, match=f"^{told}$"):
         env.apply_action_(wait)

@@ -4,9 +4,11 @@ and env-step.
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
+from recorded_numbers import assert_recorded, fingerprint, fingerprints
 from tiny_world import CPU, SMALL_TASK, tiny_settings
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env import world as module
+from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.images import TrainingImages, cut_batch, training_crops
@@ -50,6 +53,45 @@ def feed(world: World, step: int) -> TrainingImages:
     training = world.work(step).training
     assert isinstance(training, TrainingImages)
     return training
+
+
+RECORDED = {
+    "whole": {"augment": False},
+    "split": {"split": True},
+    "part": {"share": 0.5, "label_noise": 0.3},
+    "sets": {
+        "name": "[synthetic,fashion32]",
+        "share": "[1,0.5]",
+        "label_noise": "uniform(0.1,0.9)",
+    },
+}
+
+
+def test_what_worlds_hand_out_is_what_was_recorded() -> None:
+    found = {}
+    for name, given in RECORDED.items():
+        cfg = settings(**given)
+        cfg.task = replace(SMALL_TASK, lr_schedule="cosine", host_lr="log_uniform(0.01,0.1)")
+        world = build_world(cfg, CPU, seed=7)
+        ones = torch.ones(ENVS, 2, dtype=torch.int64)
+        world.start_round(2, Topology(ones, ones, ones.double()))
+        work = world.work(1)
+        draw = feed(world, 1).draw
+        images, labels = work.training.batch(world.envs, 1)
+        weights = world.weights.select("host", "seeds", "snapshot").flatten_keys(".").items()
+        found[name] = {
+            "order": draw.order,
+            "keys": draw.keys,
+            "noise": world.noise(1),
+            "images": images,
+            "labels": labels,
+            "validation": world.validation.order,
+            "seed_keys": work.seed_keys,
+            "rates": work.rules.host.lr,
+            "weights": torch.tensor([fingerprint(rows) for _, rows in weights]),
+            "sizes": torch.tensor([*world.sizes, work.num_batches]),
+        }
+    assert_recorded("worlds", fingerprints(found))
 
 
 def all_different(tensors: Iterable[Tensor]) -> bool:
