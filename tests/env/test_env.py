@@ -17,8 +17,9 @@ def env() -> Env:
 
 def test_an_action_needs_something_that_was_observed(env: Env) -> None:
     assert (env.step_number, env.over) == (0, False)
-    wait = WaitPolicy().act(env.reset().view, ())[0].action
-    assert env.world.round == 0
+    view = env.reset().view
+    assert (env.world.round, view.batch_size) == (0, (3,))
+    wait = WaitPolicy().act(view, ())[0].action
     env.apply_action_(wait)
     told = "nothing has been observed since the last action: call reset, or observe_, first"
     with pytest.raises(RuntimeError, match=f"^{told}$"):

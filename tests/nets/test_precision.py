@@ -116,6 +116,7 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
     cfg.compute = ComputeConfig(workers=1, precision="bfloat16")
     world = build_world(cfg, CPU)
     assert world.rules.nets.precision == torch.bfloat16
+    assert SCALE not in world.weights
     slots = world.rules.nets.shape.slots
     network = NetworkConfig(hidden=32, features=32)
     policy = RecurrentPolicy(PolicyConfig(network=network), slots, seed=0)
