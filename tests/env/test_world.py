@@ -256,6 +256,15 @@ def test_work_that_the_images_cannot_give_is_refused() -> None:
     cfg.val_samples = 9
     with pytest.raises(SettingError, match="val_samples=9: must be at most 8"):
         build_world(cfg, CPU)
+    cfg.val_samples = 8
+    cfg.train_samples = 18
+    with pytest.raises(SettingError, match="train_samples=18: must be at most 16"):
+        build_world(cfg, CPU)
+    read = settings()
+    read.data = DataConfig("text", context=8)
+    refusal = r"task.host=chain: must be a host of sequences \[8\], not of inputs \[3, 32, 32\]"
+    with pytest.raises(SettingError, match=refusal):
+        build_world(read, CPU)
     few = settings()
     few.task = type(SMALL_TASK)(**(vars(SMALL_TASK) | {"num_classes": 7}))
     with pytest.raises(SettingError, match="task.num_classes=7: must be at least 10"):
