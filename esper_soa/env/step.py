@@ -324,7 +324,7 @@ class StepKernels(NamedTuple):
         measured: Measurements,
         values: Values = (),
     ) -> tuple[Measurements, Recorded]:
-        """`guard_` and `record_and_observe` as one step, for the rules of the first call."""
+        """`guard_` and `record_and_observe` as one step, of the rules and weights of the first."""
 
         def guard_and_record(
             state: EnvState, measured: Measurements, values: Values
@@ -332,8 +332,7 @@ class StepKernels(NamedTuple):
             state, measured = guard_(rules, weights, state, measured)
             return measured, self.record_and_observe(rules, state, measured, values)
 
-        name = "observe", weights["host", "params"].data_ptr()
-        return self.call(name, guard_and_record, state, measured, values)
+        return self.call("observe", guard_and_record, state, measured, values)
 
     def respond(
         self, rules: EnvRules, observed: EnvView, action: Action, values: Values = ()
