@@ -225,7 +225,7 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
     totals = totals.replace(
         fossilized=totals.fossilized + outcome.fossilized,
         contributing=totals.contributing + (outcome.fossilized & (improvement >= MIN_CONTRIBUTION)),
-        pending_hindsight=totals.pending_hindsight + torch.where(outcome.fossilized, credit, 0.0),
+        pending_hindsight=credit,
     )
     drip_live = slots.drip_live | (fresh & (slots.drip_total > 0))
     return state.replace(slots=slots.replace(drip_live=drip_live), totals=totals)
