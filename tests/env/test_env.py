@@ -37,7 +37,7 @@ def test_an_action_needs_something_that_was_observed(env: Env) -> None:
 def test_steps_that_are_kept_compute_what_calls_do() -> None:
     played: list[EnvState] = []
     for steps in (None, StepCache[CapturedCall](capture=False)):
-        cfg = tiny_settings(3, 2, 6, RewardConfig(rent_weight="[0.5,2]"))
+        cfg = tiny_settings(3, 2, 3, RewardConfig(rent_weight="[0.5,2]"))
         world = build_world(cfg, CPU)
         world.kernels = EAGER._replace(steps=steps)
         env = Env(world)
@@ -48,7 +48,7 @@ def test_steps_that_are_kept_compute_what_calls_do() -> None:
                 _, observed = env.step(agent.act(observed.view, ())[0].action)
                 played.append(env.state)
     half = len(played) // 2
-    assert half == 12
+    assert half == 6
     for one, other in zip(played[:half], played[half:], strict=True):
         assert (one == other).all()
 

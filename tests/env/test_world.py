@@ -140,11 +140,6 @@ def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: Worl
         assert torch.equal(labels, world.data.train_labels[chosen].T)
 
 
-def test_images_are_cropped_unless_the_settings_say_otherwise(world: World) -> None:
-    assert feed(world, 0).draw.augment
-    assert not feed(build_world(settings(augment=False), CPU, seed=7), 0).draw.augment
-
-
 PURPOSES = [
     getattr(streams, name)
     for name in ("DATA_ORDER", "AUGMENTATION", "HOST_INIT", "SEED_INIT", "POLICY_SAMPLE")
