@@ -87,7 +87,7 @@ def score(
     """
     parts, readings = MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
     zero = torch.zeros_like(inputs.contribution)
-    unread = SlotReadings(inputs.escrow, zero, zero, torch.zeros_like(inputs.drip_scale))
+    unread = SlotReadings(inputs.escrow, zero, zero, zero)
     return add_terms(no_terms(inputs.val_accuracy), parts), unread._replace(**readings)
 
 
