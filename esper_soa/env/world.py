@@ -255,7 +255,7 @@ def values_of_envs(
     envs = torch.arange(num_envs)
     keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs)
     values = {}
-    for name in sorted(names):
+    for name in names:
         numbers = ENV_SETTINGS[name].numbers(settings[name])
         if isinstance(numbers, EnvDraw):
             own = streams.fold(keys, crc32(name.encode()))
