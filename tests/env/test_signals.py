@@ -216,6 +216,7 @@ def test_only_measured_contributions_grow_older() -> None:
         ([0.5, 1.5], [0.5, 0.6]),
         ([0.0, 0.5, 0.0], [0.0, 0.05, 0.045]),
         ([math.nan, 1.0], [0.0, 1.0]),
+        ([0.5, math.nan, 1.5], [0.5, 0.5, 0.6]),
     ],
 )
 def test_the_gradient_ratio_starts_at_its_first_value(
