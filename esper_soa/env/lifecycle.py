@@ -175,7 +175,7 @@ def execute_orders(
     is_removed = where_op[Op.PRUNE] & (at_once | (is_resting & ~has_ramp))
     fading = where_op[Op.PRUNE] & ~at_once & is_resting & has_ramp
 
-    reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1 - ALPHA_TOLERANCE))
+    reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1))
     stage = torch.where(advanced, advanced_stage, stage)
     stage = torch.where(fossilized, Stage.FOSSILIZED, stage)
     stage = torch.where(reopened, Stage.BLENDING, stage)
