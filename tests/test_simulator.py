@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.actions import read_action
-from esper_soa.simulator import Simulator, Step
+from esper_soa.simulator import Seed, Simulator, Step
 from esper_soa.state import Decision, View
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
@@ -71,6 +72,7 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
     stepped = Simulator(settings())
     observation, info = stepped.reset()
     assert not info.illegal.any()
+    assert not info.restarted.any()
     for step in played.episode():
         assert torch.equal(observation.features, step.observation.features)
         assert torch.equal(info.accuracy, step.accuracy)
@@ -78,11 +80,13 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
         assert info.env_step == step.number
         observation, reward, terminated, truncated, info = stepped.step(step.action)
         assert torch.equal(reward, step.reward)
+        assert torch.equal(terminated, step.terminated)
         assert not terminated.any()
         assert truncated.tolist() == [step.truncated] * ENVS
         assert not info.illegal.any()
     assert info.env_step == STEPS
     assert (stepped.state == played.state).all()
+    assert (step.state == played.state).all()
     assert played.state.totals.germinated.sum() > 0
     with pytest.raises(
         RuntimeError, match="^the episode is over, was interrupted or has not begun: call reset$"
@@ -92,12 +96,26 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
 
 def test_reset_goes_on_to_the_next_round_and_a_seed_begins_again() -> None:
     sim = Simulator(settings())
+    images = sim.world.data.train_images
     first, second = (sim.reset()[0].features for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(sim.reset(seed=settings().seed)[0].features, first)
     assert torch.equal(sim.reset()[0].features, second)
     assert not torch.equal(sim.reset(seed=5)[0].features, first)
     assert sim.reset()[1].round == 1
+    assert sim.world.data.train_images is images  # not read again
+
+
+def test_a_simulator_takes_the_threads_of_its_settings_for_all_that_it_does() -> None:
+    agent = Counting()
+    sim = make(policy=agent, **{"compute.threads": 2})
+    seen = list[int]()
+    sim.env.observer = SimpleNamespace(  # type: ignore[assignment]
+        on_phase_end=lambda phase: seen.append(torch.get_num_threads()), watch=lambda data: data
+    )
+    assert len(list(sim.episode())) == STEPS
+    assert set(seen) == set(agent.threads) == {2}
+    assert torch.get_num_threads() == 1
 
 
 def test_simulators_live_side_by_side_and_leave_torch_its_threads() -> None:
@@ -132,8 +150,9 @@ def test_actions_come_as_records_names_rows_or_numbers() -> None:
     seed = sim.seeds(1)[0]
     told = (seed.slot, seed.stage, seed.alpha, seed.contribution)
     assert told == ("r0c1", "germinated", 0.0, None)
-    with pytest.raises(IndexError, match="^env 3: there are 3, from 0$"):
-        sim.seeds(3)
+    for env in (-1, 3):
+        with pytest.raises(IndexError, match=f"^env {env}: there are 3, from 0$"):
+            sim.seeds(env)
 
 
 def test_every_choice_of_every_head_has_a_name(both: Pair) -> None:
@@ -247,12 +266,14 @@ class Counting:
     def __init__(self) -> None:
         self.wait = WaitPolicy()
         self.counts = list[list[int]]()
+        self.threads = list[int]()
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         self.counts.append(memory[0].tolist())
+        self.threads.append(torch.get_num_threads())
         return self.wait.act(view, ())[0], (memory[0] + 1,)
 
 
@@ -280,7 +301,10 @@ def test_a_host_that_is_rolled_back_at_the_end_stands_without_what_it_has_lost()
         _, _, terminated, truncated, info = sim.step({"op": [0, op, 0], "blueprint": 3})
         if number == 8:
             assert [seed["stage"] for seed in sim.export(1).spec["seeds"]] == ["holding"]
-    assert terminated.tolist() == [False, True, False]
+        if number == 7:
+            sim.state.slots.contribution[1, 0] += 2.5
+            assert sim.seeds(1) == [Seed("r0c0", "blending", "norm", 1.0, 7, 2.5)]
+    assert terminated.tolist() == info.restarted.tolist() == [False, True, False]
     assert truncated.all()
     spec = sim.export(1).spec
     assert (spec["seeds"], spec["validation_accuracy"]) == ([], None)
@@ -361,6 +385,9 @@ def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None
     assert sim.settings.task.num_classes == 4
     assert sim.world.data.train_labels.max() == 3
     assert len(list(sim.episode())) == STEPS
+    with pytest.raises(esper_soa.UserError, match=r"^task\.num_classes=5: must be"):
+        make(overrides=(*TINY[:2], "task.num_classes=5"), data=data)
+    assert make(data=make().world.data).settings.task.num_classes == 10
 
 
 def test_a_host_comes_out_with_the_accuracy_that_was_measured() -> None:
