@@ -341,7 +341,7 @@ def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
         "libraries with 8 envs. There an"
     )
     with pytest.raises(SettingError, match=refusal):
-        FlatEnvs(sim)
+        FlatEnvs(sim, "joint")
 
 
 def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
