@@ -136,6 +136,23 @@ def test_it_can_be_trained_on_as_a_module(net: GrownNetwork) -> None:
     assert all(one.grad is not None for one in net.parameters())
 
 
+def test_a_network_is_scored_as_it_predicts_in_parts_and_is_left_as_it_was() -> None:
+    seen = []
+
+    class Noting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append((len(x), self.training, torch.is_grad_enabled()))
+            return x
+
+    net = Noting()
+    networks.score_network(net, torch.zeros(300, 2), torch.zeros(300, dtype=torch.int64))
+    assert seen == [(rows, False, False) for rows in (1, 256, 44)]
+    assert net.training
+    with pytest.raises(ValueError, match="batch_size"):
+        networks.score_network(net, torch.zeros(300, 2), torch.zeros(2, dtype=torch.int64))
+    assert net.training
+
+
 def test_scores_are_of_targets_and_in_small_passes_those_in_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
