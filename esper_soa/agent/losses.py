@@ -90,7 +90,7 @@ def head_share(relevant: Tensor, valid: Tensor) -> Mean:
 
 def divergence(kl: Tensor, shares: Tensor) -> Tensor:
     """Mean [] of kl [8] over heads, each with the share [8] of env-steps on which it mattered."""
-    return (shares * kl).sum() / shares.sum().clamp(min=1e-8)
+    return (shares * kl).sum() / shares.sum()
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, relevant: Tensor, clip: float) -> Mean:
@@ -130,7 +130,7 @@ def explained_variance(predicted: Tensor, returns: Tensor, valid: Tensor) -> Ten
 
 def _variance(x: Tensor, valid: Tensor) -> Tensor:
     count = valid.sum()
-    mean = torch.where(valid, x, 0.0).sum() / count.clamp(min=1)
+    mean = torch.where(valid, x, 0.0).sum() / count
     return torch.where(valid, x - mean, 0.0).square().sum() / (count - 1).clamp(min=1)
 
 
@@ -141,7 +141,7 @@ def ramp(progress: int, length: int, start: float, end: float) -> float:
 
 def penalty_schedule(progress: int, total: int) -> float:
     """Weight of the floor penalty: 1.5 in a run's first quarter, 1 to three quarters, then 0.5."""
-    share = min(1.0, max(0.0, progress / max(1, total)))
+    share = min(1.0, progress / total)
     if share < 0.25:
         return 1.5
     return 1.0 - 0.5 * max(0.0, (share - 0.75) / 0.25)

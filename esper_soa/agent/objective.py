@@ -109,7 +109,7 @@ def total_loss(
     loss = policy + critics + weights.entropy * entropy + floor
     kl = means["kl"].value
     ratios = [
-        torch.where(batch.rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
+        torch.where(batch.rows.valid, losses.joint_ratio(log_ratio), 1.0)
         for (_, batch), log_ratio in zip(parts, log_ratios, strict=True)
     ]
     metrics |= {

@@ -240,7 +240,6 @@ class RecurrentPolicy(nn.Module):
         shape = (num_envs, len(self.lstm.layers), self.lstm.hidden)
         return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
 
-    @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """Sample an action per env with view.noise; the likeliest of a deterministic policy."""
         return self.act_with_probabilities(view, memory)[:2]

@@ -84,6 +84,9 @@ def test_calibration_of_constant_values_is_finite():
         report[name].item()
         for name in ("calibration_slope", "calibration_intercept", "value_correlation")
     ] == [0.0, 3.0, 0.0]
+    values = torch.tensor([[1.0, 2.0, 6.0]])
+    report = calibration(values, torch.ones(1, 3), torch.ones(1, 3).bool(), torch.tensor(1.0))
+    assert (report["calibration_slope"], report["value_correlation"]) == (0.0, 0.0)
 
 
 def test_memory_health_by_hand():

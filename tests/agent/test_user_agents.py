@@ -3,16 +3,26 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from equal_runs import CPU, assert_equal_runs, settings
 from tiny_runs import fresh, resumed
+from tiny_world import tiny_world
 
-from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, _next_blueprint
+from esper_soa.agent.scripted import (
+    HeuristicMemory,
+    HeuristicPolicy,
+    _next_blueprint,
+    as_decision,
+    seed_action,
+)
 from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import HeuristicConfig, ImitationConfig
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import TrainConfig
+from esper_soa.env.env import Env
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.players import build_player
 from esper_soa.vocabulary import Blueprint
@@ -58,6 +68,41 @@ def test_an_own_agent_teaches(tmp_path: Path) -> None:
     assert type(teacher.agent).__name__ == "Eager"
     fresh(cfg, tmp_path)
     assert "agreement" in json.loads((tmp_path / "metrics.jsonl").read_text())["update"]
+
+
+WAIT = torch.zeros(2, dtype=torch.int64)
+WAITS = as_decision(seed_action(WAIT, WAIT, WAIT))
+FLOATS = WAITS.action.replace(op=WAIT.float())
+
+
+@pytest.mark.parametrize(
+    ("decision", "memory", "told"),
+    [
+        (None, (), "its decision is a NoneType, not a Decision"),
+        (WAITS.replace(action=FLOATS), (), "its action.op is of torch.float32, not torch.int64"),
+        (
+            WAITS.replace(log_probs=torch.zeros(2, 3)),
+            (),
+            "its log_probs is of shape [2, 3], not [2, 8]",
+        ),
+        (WAITS.replace(value=WAIT), (), "its value is of torch.int64, not torch.float32"),
+        (WAITS, None, "its memory is a NoneType, not a tuple of tensors"),
+        (WAITS, (WAIT, 0), "its memory is a tuple, not a tuple of tensors"),
+        (WAITS, (WAIT, WAIT[:1]), "part 1 of its memory is of shape [1], not [2]"),
+    ],
+)
+def test_what_an_agent_must_not_give_is_named(decision: object, memory: object, told: str) -> None:
+    agent = SimpleNamespace(start=lambda *_: memory, act=lambda *_: (decision, memory))
+    checked = CheckedAgent("policy", agent)  # type: ignore[arg-type]
+    view = Env(tiny_world(2, 1, 4)).reset().view
+    asked = [lambda: checked.act(view, ())]
+    if decision is WAITS:
+        asked.append(lambda: checked.start(2, CPU))  # type: ignore[arg-type, return-value]
+    for ask in asked:
+        with pytest.raises(UserError) as caught:
+            ask()
+        advice = "An agent chooses what view.masks offer; esper_soa.env.legal.obey makes WAIT of "
+        assert str(caught.value) == f"policy: {told}. {advice}all else."
 
 
 FAULTS = {
