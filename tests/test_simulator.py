@@ -383,6 +383,8 @@ def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None
     data = esper_soa.images(train, labels, test, labels, validation_images=20)
     sim = esper_soa.make("smoke", overrides=TINY[:2], policy="random", data=data, **SIZES)
     assert sim.settings.task.num_classes == 4
+    sim.reset()
+    assert sim.export(0).spec["classes"] == 4
     assert sim.world.data.train_labels.max() == 3
     assert len(list(sim.episode())) == STEPS
     with pytest.raises(esper_soa.UserError, match=r"^task\.num_classes=5: must be"):

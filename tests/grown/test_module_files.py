@@ -98,10 +98,15 @@ def test_a_network_is_the_same_to_the_bit_in_a_fresh_process(
 
 def test_a_policy_comes_back_the_same_to_the_bit(tmp_path: Path) -> None:
     made = policy()
-    save(made, tmp_path / "policy.safetensors")
-    again = load(tmp_path / "policy.safetensors")
+    path = tmp_path / "policy.safetensors"
+    save(made, path)
+    again = load(path)
     assert (digest(again.state_dict()), again.spec) == (digest(made.state_dict()), made.spec)
     assert not again.training
+    with_entry(path, lambda ours: ours["modules"][0]["spec"]["network"].update(hidden=12))
+    told = r"understood \(policy\.network\.hidden=12: must be a multiple of 8\.\)$"
+    with pytest.raises(ModuleFileError, match=told):
+        load(path)
 
 
 def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) -> None:
@@ -114,8 +119,11 @@ def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) ->
     scale, shift = [one for one in net.parameters() if one.dim() == 1][:2]
     shift.data = scale.data  # in one memory
     net.to(memory_format=torch.channels_last)
-    save(net, tmp_path / "again")
-    assert digest(load(tmp_path / "again").state_dict()) == digest(net.state_dict())
+    path = tmp_path / "again"
+    save(net, path)
+    again = load(path)
+    path.write_bytes(b"\0" * path.stat().st_size)  # what was loaded is not the file
+    assert digest(again.state_dict()) == digest(net.state_dict())
 
 
 def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> None:
@@ -183,8 +191,12 @@ def test_a_file_that_is_none_is_named_with_the_reason(
 
 
 def test_a_path_that_leads_to_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModuleFileError, match="host: there is no such file"):
-        load(tmp_path / "host")
+    for name, told in (
+        ("two\nlines", r"two\\nlines: there is no such file"),
+        (300 * "x", r"\.\.\.: cannot be read \(File name too long\)"),
+    ):
+        with pytest.raises(ModuleFileError, match=f"{told}$"):
+            load(tmp_path / name)
     os.mkfifo(tmp_path / "pipe")  # would be waited for
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(ModuleFileError, match="cannot be read .no regular file"):
@@ -228,18 +240,18 @@ NOT_UNDERSTOOD = "its description is not understood"
     [
         (
             lambda ours: ours.update(version=2),
-            "by a newer version of the program: this one reads version 1",
+            "has version 2, written by a newer version of the program: this one reads version 1$",
         ),
         (lambda ours: ours.pop("version"), NOT_UNDERSTOOD),
         (lambda ours: ours["modules"].clear(), "holds nothing, no network or policy"),
-        (change_module(kind="tree"), "holds tree, no network or policy"),
+        (change_module(kind="tr\nee"), r"holds tr\\nee, no network or policy"),
         (change_module(spec=None), NOT_UNDERSTOOD),
         (change_module(spec=[]), NOT_UNDERSTOOD),
         (change_module(kind="policy"), NOT_UNDERSTOOD),
         (change_argument(out_channels=5), NOT_UNDERSTOOD),
         (change_argument(out_channels=10**9), NOT_UNDERSTOOD),
         (change_module(kind=[]), NOT_UNDERSTOOD),
-        (change_module(prefix=0), NOT_UNDERSTOOD),
+        (change_module(prefix=0), r"damaged \(its content is not what was written\)"),
         (change_argument(groups=0), NOT_UNDERSTOOD),
         (change_argument(device="cpu"), "device='cpu', which is no number"),
         (change_argument(device=0), "device=0, which is no number of a layer"),

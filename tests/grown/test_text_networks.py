@@ -47,6 +47,8 @@ def test_the_best_host_has_the_figures_of_the_run(
     run: esper_soa.RecordedRun, net: GrownNetwork
 ) -> None:
     assert {seed["blueprint"] for seed in net.spec["seeds"]} == {"mlp"}
+    assert net.spec["validation_sequences"] == 16
+    assert net.spec["test_sequences"] > 16
     found = run.evaluate(net)
     assert found.accuracy == net.spec["test_accuracy"]
     validated = run.evaluate(net, "validation")
