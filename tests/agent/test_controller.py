@@ -131,14 +131,9 @@ def test_without_noise_it_draws_from_torch_and_every_choice_is_legal() -> None:
 def test_a_spec_says_all_of_a_policy_and_shares_nothing_with_its_settings() -> None:
     network = NetworkConfig(hidden=16, features=8, layers=2)
     config = PolicyConfig(network=network, deterministic=True, observe=["task.host_lr"], ppo=PPO)
+    sizes = {"hidden": 16, "features": 8, "layers": 2, "slot_features": 64}
     wanted = {
-        "network": {
-            "hidden": 16,
-            "features": 8,
-            "layers": 2,
-            "slot_features": 64,
-            "blueprint_embedding": 4,
-        },
+        "network": sizes | {"blueprint_embedding": 4},
         "deterministic": True,
         "probability_floor": dict.fromkeys(HEAD_NAMES, 0.02),
         "observation_clip": 0.5,

@@ -15,10 +15,9 @@ def test_a_row_is_forced_where_only_waiting_is_legal():
 
 def test_a_new_rollout_has_a_place_for_every_number_and_nothing_in_it():
     rollout = new_rollout(2, 3, 4, 5, CPU, 15)
-    flags = dict.fromkeys(("terminal", "truncated", "reset", "valid"), (torch.bool, ()))
     masks = dict(zip(HEAD_NAMES, head_sizes(4, 15), strict=True))
     sizes = {
-        **flags,
+        **dict.fromkeys(("terminal", "truncated", "reset", "valid"), (torch.bool, ())),
         "features": (torch.float32, (5,)),
         "blueprints": (torch.int64, (4,)),
         "effective_op": (torch.int64, ()),

@@ -80,11 +80,7 @@ FLOATS = WAITS.action.replace(op=WAIT.float())
     [
         (None, (), "its decision is a NoneType, not a Decision"),
         (WAITS.replace(action=FLOATS), (), "its action.op is of torch.float32, not torch.int64"),
-        (
-            WAITS.replace(log_probs=torch.zeros(2, 3)),
-            (),
-            "its log_probs is of shape [2, 3], not [2, 8]",
-        ),
+        (WAITS.replace(log_probs=WAIT.float()), (), "its log_probs is of shape [2], not [2, 8]"),
         (WAITS.replace(value=WAIT), (), "its value is of torch.int64, not torch.float32"),
         (WAITS, None, "its memory is a NoneType, not a tuple of tensors"),
         (WAITS, (WAIT, 0), "its memory is a tuple, not a tuple of tensors"),
@@ -105,20 +101,10 @@ def test_what_an_agent_must_not_give_is_named(decision: object, memory: object, 
         assert str(caught.value) == f"policy: {told}. {advice}all else."
 
 
-FAULTS = {
-    "lawless": (
-        "env 0: blueprint 9 for op germinate is not legal; legal are 1, .* 7. An agent "
-        "chooses .*; .*obey makes"
-    ),
-    "short": r"part 0 of its memory is of shape \[\], not \[2\]",
-    "loose": r"its value is of torch.float64, not torch.float32",
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=f"^policy.name={HERE}:{name}: {FAULTS[name]}"):
-        fresh(played_by(name), tmp_path)
+def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path) -> None:
+    told = "env 0: blueprint 9 for op germinate is not legal; legal are 1, .* 7. An agent chooses"
+    with pytest.raises(UserError, match=f"^policy.name={HERE}:lawless: {told}"):
+        fresh(played_by("lawless"), tmp_path)
 
 
 @pytest.mark.parametrize(
