@@ -20,8 +20,7 @@ def masked_log_probs(logits: Tensor, mask: Tensor, floor: float) -> Tensor:
     if floor > 0:
         num_legal = mask.sum(-1, keepdim=True)
         share = (MAX_FLOOR_MASS / num_legal).clamp(max=floor)
-        mixed = (1 - num_legal * share) * log_probs.exp() + share
-        log_probs = torch.where(num_legal == 1, log_probs, mixed.log())
+        log_probs = ((1 - num_legal * share) * log_probs.exp() + share).log()
     return torch.where(mask, log_probs, MASKED_LOGIT)
 
 

@@ -56,7 +56,7 @@ def test_an_illegal_last_action_is_told_with_the_next_round(played: Played) -> N
 
 
 def test_features_say_which_blueprint_stands_where() -> None:
-    envs = envs_of("heads", steps=3)
+    envs = envs_of("heads", steps=3, **{"policy.observe": "[task.host_lr]"})
     shown, _ = envs.reset()
     standing = shown.features[:, -2 * len(envs.codes) :].reshape(ENVS, 2, -1)
     assert not standing.any()

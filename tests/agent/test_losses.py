@@ -180,9 +180,10 @@ def gradients_of(
         for name in ("log_probs", "entropies", "value")
     }
     config = PPOConfig()
-    loss, _ = total_loss(
+    loss, metrics = total_loss(
         [(evaluation._replace(**leaves), batch)], config, weights, head_tables(config, CPU)
     )
+    assert not any(one.requires_grad for one in metrics.values())
     loss.backward()
     return {name: leaf.grad for name, leaf in leaves.items()}
 
