@@ -223,6 +223,8 @@ def test_a_plateau_of_a_stable_host_germinates_in_the_first_empty_slot():
     )
     assert action["blueprint"] == Blueprint.CONV_HEAVY
     assert memory.rotation.tolist() == [2]
+    waits, _ = heuristic(view_of([[Stage.EMPTY]], **READY), plateau_steps_to_germinate=4)
+    assert waits["op"] == Op.WAIT
 
 
 @pytest.mark.parametrize(
