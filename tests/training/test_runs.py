@@ -196,9 +196,11 @@ def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
     import_module("esper_soa.export")  # from here on the module, which is called as the function
 
     assert esper_soa.export(net, "code", to="out") == Path("out", "host_1.py")
-    with pytest.raises(UserError, match="target=host.h5: must be a file ending in .safetensors, "):
+    told = "a file ending in .safetensors, .pt2, .onnx, .py, or a format: safetensors, pt2, onnx, "
+    with pytest.raises(UserError, match=f"^target=host.h5: must be {told}code.$"):
         esper_soa.export(net, "host.h5")
-    with pytest.raises(UserError, match="a Linear is no grown network"):
+    told = r"^a Linear is no grown network, as run\.export\(\) returns them$"
+    with pytest.raises(UserError, match=told):
         esper_soa.export(torch.nn.Linear(1, 1), "host.pt2")
 
 
