@@ -104,6 +104,8 @@ def test_reset_goes_on_to_the_next_round_and_a_seed_begins_again() -> None:
     assert not torch.equal(sim.reset(seed=5)[0].features, first)
     assert sim.reset()[1].round == 1
     assert sim.world.data.train_images is images  # not read again
+    with pytest.raises(ValueError, match="op fossilize is not legal"):
+        sim.step({"op": Op.FOSSILIZE})
 
 
 def test_a_simulator_takes_the_threads_of_its_settings_for_all_that_it_does() -> None:
