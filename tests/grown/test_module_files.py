@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import resource
 import signal
 import struct
@@ -332,11 +333,25 @@ def test_a_file_calls_nothing_that_is_not_a_marked_part(
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"channels": 8.0}, {"channels": True}, {"channels": 8, "more": 1}, {}]
+    ("role", "arguments"),
+    [
+        ("blueprint", {"channels": 8.0}),
+        ("blueprint", {"channels": True}),
+        ("blueprint", {"channels": 8, "more": 1}),
+        ("blueprint", {}),
+        ("host", {"classes": 3}),
+        ("host", {"classes": 3, "segment": -1}),
+    ],
 )
-def test_a_users_part_takes_whole_numbers_of_its_role(arguments: dict) -> None:
-    with pytest.raises(ValueError, match="it takes channels, whole numbers"):
-        layer_of({"name": "x", "kind": f"{__name__}:twice", "arguments": arguments}, "blueprint")
+def test_a_users_part_takes_whole_numbers_of_its_role(role: str, arguments: dict) -> None:
+    kind, wanted = (
+        (f"{__name__}:twice", "channels")
+        if role == "blueprint"
+        else (f"{__name__}:pair", "classes and segment")
+    )
+    told = f"a part of the kind {kind} with {arguments}: it takes {wanted}, whole numbers"
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        layer_of({"name": "x", "kind": kind, "arguments": arguments}, role)
 
 
 @blueprint("twice")
@@ -353,7 +368,8 @@ def test_a_users_host_has_the_segments_that_it_has() -> None:
     spec = {"name": "x", "kind": f"{__name__}:pair", "arguments": {"classes": 3, "segment": 1}}
     assert isinstance(layer_of(spec, "host"), nn.LazyLinear)
     spec["arguments"]["segment"] = 2
-    with pytest.raises(ValueError, match="pair makes: it has no segment 2"):
+    told = f"^a part that {__name__}:pair makes: it has no segment 2$"
+    with pytest.raises(ValueError, match=told):
         layer_of(spec, "host")
 
 
@@ -365,8 +381,12 @@ def scaled(by: float) -> nn.Module:
 def test_a_users_layer_takes_numbers() -> None:
     spec = {"name": "x", "kind": f"{__name__}:scaled", "arguments": {"by": 0.5}}
     assert isinstance(layer_of(spec, "blueprint"), nn.Hardtanh)
-    with pytest.raises(ValueError, match="by='0.5', which is no number of a layer"):
-        layer_of(spec | {"arguments": {"by": "0.5"}}, "blueprint")
+    for by in ("0.5", [0.5]):
+        told = (
+            f"a layer of the kind {__name__}:scaled with by={by!r}, which is no number of a layer"
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+            layer_of(spec | {"arguments": {"by": by}}, "blueprint")
 
 
 def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,14 +396,22 @@ def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.Monke
     )
     layer = {"name": "x", "kind": "parts:twice", "arguments": {"channels": 8}}
     assert isinstance(layer_of(layer, "blueprint"), nn.Conv2d)
-    for changed, role in (
-        (layer, "host"),
-        (layer | {"kind": "parts:seed_named_otherwise"}, "blueprint"),
-    ):
-        with pytest.raises(ValueError, match="parts"):
-            layer_of(changed, role)
-    with pytest.raises(ValueError, match="a layer of the kind parts:twice"):
+    sys.modules["parts"].__dict__.update(again=seed_named_otherwise)  # the same by another name
+    assert isinstance(layer_of(layer, "blueprint"), nn.Conv2d)
+    named = layer | {"kind": "parts:seed_named_otherwise"}
+    told = "^a part that parts:{0} makes: parts has {1} parts marked as the blueprint {0}, not one$"
+    with pytest.raises(ValueError, match=told.format("seed_named_otherwise", 0)):
+        layer_of(named, "blueprint")
+    sys.modules["parts"].__dict__.update(other=blueprint("twice")(lambda channels: nn.Identity()))
+    with pytest.raises(ValueError, match=told.format("twice", 2)):
+        layer_of(layer, "blueprint")
+    with pytest.raises(ValueError, match="^a part of the kind parts:twice with"):
+        layer_of(layer, "host")
+    with pytest.raises(ValueError, match="^a layer of the kind parts:twice, which is none of Conv"):
         layer_of(layer)  # as a gate is made
+    remedy = r"import nowhere first \(esper-export: import=nowhere\)"
+    with pytest.raises(ValueError, match=f"^a part that nowhere:twice makes: {remedy}$"):
+        layer_of(layer | {"kind": "nowhere:twice"}, "blueprint")
 
 
 def test_a_digest_is_of_names_types_and_bytes() -> None:
