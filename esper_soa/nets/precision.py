@@ -52,10 +52,9 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
 def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
     """Where networks run: in `dtype` if that has 16 bits, else as their weights are."""
     is_half = dtype in (torch.bfloat16, torch.float16)
-    if not torch.amp.is_autocast_available(device.type):
+    if not is_half or not torch.amp.is_autocast_available(device.type):
         return nullcontext()
-    autocast_dtype = dtype if is_half else torch.bfloat16
-    return torch.autocast(device.type, autocast_dtype, enabled=is_half, cache_enabled=False)
+    return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
 def as_input(inputs: Tensor, dtype: torch.dtype) -> Tensor:

@@ -99,7 +99,7 @@ def _columns(shape: HostShape, group: Group, width: int) -> list[slice]:
     for first in range(0, parts * sum(layout), sum(layout)):
         start = first + layout.seed
         columns += [slice(first, first + seed), slice(start, start + gate)]
-    return [*columns, slice(width - count, width)] if count else columns
+    return [*columns, slice(width - count, width)]
 
 
 def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
