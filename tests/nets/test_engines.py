@@ -4,6 +4,7 @@ other.
 
 import hashlib
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
-from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.engine import Engine
+from esper_soa.nets.choose import ENGINES, choose_engine, fastest_engine
+from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.cpu import library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -59,18 +60,59 @@ def test_the_rest_is_torch_and_says_why(compute: dict[str, str], device: str, re
 
 
 @pytest.mark.parametrize(
-    ("device", "setting"),
+    ("device", "setting", "why"),
     [
-        ("cpu", {"engine": "triton_graphs"}),
-        ("cpu", {"engine": "native", "precision": "bfloat16"}),
-        ("meta", {"engine": "native"}),
-        ("cuda", {"engine": "native"}),
+        pytest.param(
+            "cpu",
+            {"engine": "triton_graphs"},
+            "CUDA graphs need an NVIDIA GPU, not cpu",
+            marks=pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
+        ),
+        (
+            "cpu",
+            {"engine": "native", "precision": "bfloat16"},
+            f"Plain torch ({ALONE} torch.bfloat16 on cpu)",
+        ),
+        ("meta", {"engine": "native"}, f"Plain torch ({ALONE} torch.float32 on meta)"),
+        (
+            "cuda",
+            {"engine": "native", "precision": "float32"},
+            f"Plain torch ({ALONE} torch.float32 on cuda)",
+        ),
     ],
 )
-def test_what_cannot_run_is_refused_by_its_setting(device: str, setting: dict[str, str]) -> None:
-    why = f"compute.engine={setting['engine']}: must be auto or torch here"
-    with pytest.raises(SettingError, match=why):
+def test_what_cannot_run_is_refused_by_its_setting(
+    device: str, setting: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(SettingError) as refused:
         engine(torch.device(device), **setting)
+    told = f"compute.engine={setting['engine']}: must be auto or torch here. {why}."
+    assert str(refused.value) == told
+
+
+@pytest.mark.parametrize("name", ["native", "triton"])
+def test_samples_and_optimizers_that_the_kernels_lack_are_named(name: str) -> None:
+    given = trial_of(TrainConfig(slots=["r0c0"]), CPU)
+    adamw = replace(given.nets.task, optimizer="adamw")
+    for trial, why in (
+        (
+            given._replace(spec=given.spec._replace(cuts=frozenset(), name="plots")),
+            "cut crops of images, not of plots",
+        ),
+        (
+            given._replace(spec=given.spec._replace(num_targets=2)),
+            "take one label per sample, not the 2 of images",
+        ),
+        (
+            given._replace(nets=given.nets._replace(task=adamw)),
+            "have sgd, not task.optimizer=adamw",
+        ),
+    ):
+        before = "plain torch, slower: no native kernels, " if name == "native" else ""
+        assert ENGINES[name].obstacle(trial) == f"{before}the kernels {why}"
+        chosen = fastest_engine(trial)
+        assert chosen == EngineChoice(False, f"plain torch: the kernels {why}", name="torch")
 
 
 # --- two at once

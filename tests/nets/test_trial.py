@@ -17,7 +17,7 @@ from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import trial as trials
 from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, probe_engines, select_engine
 from esper_soa.nets.data import streams
-from esper_soa.nets.engine import NetsConfig, Sizes, TrainReport, ValidationReport
+from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.precision import GOOD, INITIAL_SCALE, SCALE
 from esper_soa.nets.seeds import pools
@@ -319,10 +319,22 @@ def test_kernels_that_agree_are_taken_but_where_torch_is_clearly_quicker() -> No
 
 def test_what_is_tried_is_chosen_and_torch_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = fastest_engine(trial())
-    assert (chosen.name, len(chosen.tried)) == ("torch", 2)
-    assert chosen.facts()["tried"] == "; ".join(chosen.tried)
+    reason = "torch, as compared with torch and timed on cpu"
+    assert chosen == EngineChoice(False, reason, name="torch", tried=chosen.tried)
+    native, plain = chosen.tried
+    assert native.startswith("native takes ")
+    assert chosen.facts() == {
+        "engine": "torch",
+        "kind": reason,
+        "sha256": "",
+        "tried": f"{native}; {plain}",
+    }
     monkeypatch.setitem(ENGINES, "torch", Kind(lambda _: "", lambda *_: Broken(), ""))
     monkeypatch.setitem(ENGINES, "native", Kind(lambda _: "no", lambda *_: Broken(), "cpu"))
     chosen = fastest_engine(trial())
-    assert (chosen.name, chosen.fallback) == ("torch", True)
-    assert chosen.tried[0] == "native is left out: no"
+    words = (
+        "native is left out: no",
+        r"torch is left out: it fails with PanicError: no such\nkernel",
+    )
+    reason = "plain torch, although it failed when it was tried"
+    assert chosen == EngineChoice(False, reason, fallback=True, tried=words)

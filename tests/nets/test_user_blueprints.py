@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import esper_soa
 from esper_soa.config import registry
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import TaskConfig, sort_slots
+from esper_soa.config.nets import SEQUENCES, VECTORS, TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
 from esper_soa.nets.data import streams
@@ -29,7 +30,13 @@ from esper_soa.nets.model.blueprints import (
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.user_module import UserModule
-from esper_soa.nets.model.user_parts import architecture_of, task_blueprints, task_shape
+from esper_soa.nets.model.user_parts import (
+    architecture_of,
+    blueprint_findings,
+    task_blueprints,
+    task_shape,
+    tensor_findings,
+)
 from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
 from esper_soa.training.build import build_rules
@@ -162,64 +169,137 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
 # --- faults, told while building
 
 
+FITS = r"a blueprint that can stand in the slots\. "
+MADE = f"{FITS}with 2 channels of 32x32 pixels "
+REGISTERED = r"a blueprint that parts_of_users registers \(bare, .*, word\)\. "
+KNOWN = "one of conv_light, .*, flex_attention, or module:name of your own blueprint"
 FAULTS = {
     "nowhere:twice": (
-        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
+        r"module:name of a module that can be imported \(No module named 'nowhere'\)\. "
+        "PYTHONPATH=<folder> says where it lies"
     ),
     "parts_of_users.deeper:twice": (
-        r"imported \(No module named 'parts_of_users.deeper'; 'parts_of_users' is not a "
-        r"package\)\. PYTHONPATH=<folder> says where it lies"
+        r"module:name of a module that can be imported \(No module named 'parts_of_users.deeper'; "
+        r"'parts_of_users' is not a package\)\. PYTHONPATH=<folder> says where it lies"
     ),
     "thrice": (
-        r"parts_of_users registers \(bare, .*, word\). @esper_soa.blueprint\(\"thrice\"\) above "
-        r"a function or class there registers it"
+        rf"{REGISTERED}@esper_soa.blueprint\(\"thrice\"\) above a function or class there "
+        "registers it"
     ),
     "unmarked": (
-        r"a blueprint that parts_of_users registers \(bare, .*, word\)\. "
-        r"@esper_soa\.blueprint\(\"unmarked\"\) above a function or class there registers it"
+        rf"{REGISTERED}@esper_soa.blueprint\(\"unmarked\"\) above a function or class there "
+        "registers it"
     ),
     "same": (
-        "registered once in parts_of_users. 2 of its functions and classes are the blueprint same"
+        r"registered once in parts_of_users\. 2 of its functions and classes are the blueprint same"
     ),
     "norm": r"of another name than every other blueprint\. Records call a blueprint by its name",
     "narrower": (
-        "blueprint narrower: its parts turn 1 channels into 8; the last must give as many as "
-        "the first takes"
+        f"{FITS}blueprint narrower: its parts turn 1 channels into 8; the last must give as many "
+        "as the first takes"
     ),
     "word": (
-        r"it gives conv_light, no tuple of parts \(Conv, Depthwise, SoftNorm, Excite, Dense, "
-        r"CausalAttention, SoftLayerNorm\) and no Architecture"
+        rf"{FITS}blueprint word: it gives conv_light, no tuple of parts \(Conv, Depthwise, "
+        r"SoftNorm, Excite, Dense, CausalAttention, SoftLayerNorm\) and no Architecture"
     ),
-    "bare": "blueprint bare: it gives a module, so it must be called with the channels of a slot",
-    "greedy": "it is called with the channels of a slot or with nothing, and wants more",
+    "bare": (
+        f"{FITS}blueprint bare: it gives a module, so it must be called with the channels of a slot"
+    ),
+    "greedy": (
+        f"{FITS}blueprint greedy: it is called with the channels of a slot or with nothing, and "
+        "wants more"
+    ),
     "counting": (
-        "it keeps buffers .running_mean, running_var, num_batches_tracked., which all networks "
-        "would share"
+        rf"{MADE}it keeps buffers \(running_mean, running_var, num_batches_tracked\), which all "
+        "networks would share"
     ),
-    "empty": "with 2 channels of 32x32 pixels it has no parameters",
-    "flat": "it takes vectors, which no slot has",
-    "frozen": "its parameters weight want no gradient, but all are trained",
-    "shrinking": r"its output is of shape \[2, 2, 30, 30\], not \[2, 2, 32, 32\]",
-    "half": "its output is of torch.bfloat16, not torch.float32",
-    "failing": "it raises ValueError: in_channels must be divisible by groups",
+    "empty": f"{MADE}it has no parameters",
+    "flat": f"{FITS}it takes vectors, which no slot has",
+    "frozen": f"{MADE}its parameters weight want no gradient, but all are trained",
+    "shrinking": rf"{MADE}its output is of shape \[2, 2, 30, 30\], not \[2, 2, 32, 32\]",
+    "half": f"{MADE}its output is of torch.bfloat16, not torch.float32",
+    "failing": f"{MADE}it raises ValueError: in_channels must be divisible by groups",
     "dropping": (
-        r"it draws random numbers \(as Dropout does\), which would not be those of an env's own "
-        r"stream: leave it out"
+        rf"{MADE}it draws random numbers \(as Dropout does\), which would not be those of an env's "
+        "own stream: leave it out"
     ),
     "hoarding": (
-        "it keeps tensors that are no parameters or buffers .scale., which all networks would share"
+        rf"{MADE}it keeps tensors that are no parameters or buffers \(scale\), which all networks "
+        "would share"
     ),
-    "no such word": "one of conv_light, .*, or module:name of your own blueprint",
-    "a.b:": "one of conv_light, .*, or module:name of your own blueprint",
+    "no such word": KNOWN,
+    "a.b:": KNOWN,
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_blueprint_that_cannot_grow_is_refused_while_building(name: str) -> None:
     reference = f"{HERE}:{name}" if name.isidentifier() else name
-    told = rf"^task.blueprints={reference}: must be .*{FAULTS[name]}\.$"
+    told = rf"^task.blueprints={reference}: must be {FAULTS[name]}\.$"
     with pytest.raises(SettingError, match=told):
         task_shape(TaskConfig(blueprints=["norm", reference], base_channels=2), ["r0c0"])
+
+
+def test_a_blueprint_is_tried_in_every_shape_of_slot() -> None:
+    every = (
+        r"^task.blueprints=parts_of_users:shrinking: must be a blueprint that can stand in the "
+        r"slots\. with 2 channels of 32x32 pixels its output is of shape \[2, 2, 30, 30\], not "
+        r"\[2, 2, 32, 32\]; with 4 channels of 16x16 pixels its output is of shape "
+        r"\[2, 4, 14, 14\], not \[2, 4, 16, 16\]\.$"
+    )
+    with pytest.raises(SettingError, match=every):
+        task_shape(TaskConfig(blueprints=own("shrinking"), base_channels=2), ["r0c1", "r0c0"])
+
+
+class Muddle(nn.Module):
+    """All faults at once that do not keep it from a first pass."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, 1).double()
+        self.conv.more = nn.Identity()  # type: ignore[assignment]
+        self.conv.more.share, self.conv.more.scale = self.conv.weight, torch.ones(1)  # type: ignore[assignment]
+        self.conv.more.shift = torch.zeros(1)  # type: ignore[assignment]
+        self.conv.whole = nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False)
+        self.conv.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.double() + torch.rand(1))[..., 1:].requires_grad_()
+
+
+def test_all_faults_of_a_module_are_told_at_once() -> None:
+    def findings(make: Callable[[int], object], topology: str, *shape: int) -> list[str]:
+        part = UserModule(make, topology)  # type: ignore[arg-type]
+        return blueprint_findings(Architecture(13, "own", (part,), residual=False), shape)
+
+    before = torch.get_rng_state()
+    assert findings(Muddle, SEQUENCES, 2, 5) == [
+        f"with 2 channels of 5 positions {fault}"
+        for fault in (
+            "its parameters conv.weight, conv.whole, conv.more.share want no gradient, but all are "
+            "trained",
+            "its parameters conv.whole are no floating-point numbers",
+            "two of its parameters are one, which rows of weights cannot say",
+            "it keeps tensors that are no parameters or buffers (scale, shift), which all networks "
+            "would share",
+            "it draws random numbers (as Dropout does), which would not be those of an env's own "
+            "stream: leave it out",
+            "its output is of shape [2, 2, 4], not [2, 2, 5]",
+            "its output is of torch.float64, not torch.float32",
+            "its output has a gradient, and nobody learns from it",
+        )
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert findings(lambda channels: 3, VECTORS, 2) == [
+        "with 2 channels it gives a int, not an nn.Module"
+    ]
+    whole = torch.zeros(2, 1, dtype=torch.int64, device="meta")
+    assert tensor_findings("it", whole, [1, 2], None, CPU) == [
+        "it is of shape [2, 1], not [1, 2]",
+        "it is of torch.int64, not of floating-point numbers",
+        "it is on meta, not on cpu",
+    ]
+    assert tensor_findings("it", 3, [], None, CPU) == ["it is a int, not a tensor"]
 
 
 def test_a_module_that_is_there_needs_no_other_place(
