@@ -5,18 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hosts_of_users import SLOTS, Counting, Staged, plain
+from hosts_of_users import SLOTS, Counting, Head, Staged, plain
 from lanes import some_of
 from tiny_world import CPU, assert_alone, random_round, tiny_settings
 from torch import Tensor, nn
 
+from esper_soa import host
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.data import streams
+from esper_soa.nets.model.conv import ConvBlock
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import (
+    HostChain,
     HostShape,
     evaluate_forward,
     fold_batch_norm,
@@ -24,7 +27,8 @@ from esper_soa.nets.model.host import (
     train_loss,
 )
 from esper_soa.nets.model.user_module import Factory
-from esper_soa.nets.model.user_parts import task_shape, task_slots
+from esper_soa.nets.model.user_parts import host_findings, task_shape, task_slots
+from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
@@ -378,6 +382,45 @@ def test_a_host_that_cannot_be_trained_is_refused_while_building(name: str) -> N
     told = rf"^task.host={reference}: must be {allowed}{FAULTS[name]}\.$"
     with pytest.raises(SettingError, match=told):
         task_shape(TaskConfig(host=reference), ["r0c0"])
+
+
+class Reader(nn.Conv2d):
+    """Reads a number in eval mode, which has no one value for several networks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return super().forward(x) + (0.0 if self.training else float(x.mean()))
+        except RuntimeError as error:
+            raise ValueError("no\nnumber") from error
+
+
+class Rounded(Head):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).long()
+
+
+def test_what_is_wrong_with_a_chain_is_told_at_once() -> None:
+    def repeated(classes: int) -> nn.Module:
+        relu = nn.ReLU()
+        relu.register_buffer("one", torch.zeros(1), persistent=False)
+        relu.register_buffer("two", torch.zeros(1), persistent=False)
+        return nn.Sequential(nn.Conv2d(3, 4, 1), relu, relu, Head(4, classes + 1))
+
+    found = host_findings(UserHost(repeated, 5), 5)
+    assert found == (
+        "two of its segments are one, which rows of weights cannot say",
+        "its buffers 1.one, 1.two are not persistent, so that grown networks would lack them",
+        "its last segment 3 gives [B, 6], not logits [B, 5]",
+    )
+    mode = "for several networks in eval mode"
+    for segments, fault in (
+        ((Reader(3, 4, 1), Head(4, 5)), f"0 raises ValueError {mode}: no\\nnumber"),
+        ((nn.Conv2d(3, 4, 1), Rounded(4, 5)), "1 gives torch.int64, no floating-point numbers"),
+    ):
+        make = host("own")(lambda classes, own=segments: nn.Sequential(*own))
+        assert host_findings(UserHost(make, 5), 5) == (f"its segment {fault}",)
+    blocks = HostChain((ConvBlock(8), ConvBlock(8)), 10)
+    assert host_findings(blocks, 7) == ("it has 10 classes, not task.num_classes=7",)
 
 
 def test_a_control_that_widens_hosts_is_refused() -> None:

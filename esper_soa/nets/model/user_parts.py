@@ -244,13 +244,12 @@ def _module_findings(module: nn.Module) -> list[str]:
 
 
 def host_findings(host: Host, classes: int) -> tuple[str, ...]:
-    """What keeps hosts like this from being trained with so many classes, in words."""
+    """What keeps hosts like this from being trained with so many classes, in words; ValueError for
+    segments that do not stand in a chain.
+    """
     if isinstance(host, UserHost):
         return _sequential_findings(host)
-    try:
-        shape = host_shape(TaskConfig(), (), host=host)
-    except ValueError as error:
-        return (str(error),)
+    shape = host_shape(TaskConfig(), (), host=host)
     findings = []
     if len(shape.segments) < 3:
         findings.append("it has less than two segments")
@@ -328,7 +327,7 @@ def _batched_findings(host: UserHost) -> list[str]:
     parameters = shape.parameters.unpack(rows)
     for training in (True, False):
         x = torch.zeros(NUM_PROBED, NUM_PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
-        buffers = shape.statistics.unpack(statistics.clone())
+        buffers = shape.statistics.unpack(statistics)
         buffers = [one.reshape(-1) for one in buffers] if training else buffers
         for segment, values in split_values(children_of(host), parameters, buffers):
             what = f"its segment {segment.plain_parts()[0].name}"
