@@ -4,7 +4,6 @@ other.
 
 import hashlib
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -60,34 +59,22 @@ def test_the_rest_is_torch_and_says_why(compute: dict[str, str], device: str, re
 
 
 @pytest.mark.parametrize(
-    ("device", "setting", "why"),
+    ("device", "engine_name", "precision", "why"),
     [
-        pytest.param(
-            "cpu",
-            {"engine": "triton_graphs"},
-            "CUDA graphs need an NVIDIA GPU, not cpu",
-            marks=pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
-        ),
-        (
-            "cpu",
-            {"engine": "native", "precision": "bfloat16"},
-            f"Plain torch ({ALONE} torch.bfloat16 on cpu)",
-        ),
-        ("meta", {"engine": "native"}, f"Plain torch ({ALONE} torch.float32 on meta)"),
-        (
-            "cuda",
-            {"engine": "native", "precision": "float32"},
-            f"Plain torch ({ALONE} torch.float32 on cuda)",
-        ),
+        ("cpu", "triton_graphs", "auto", "CUDA graphs need an NVIDIA GPU, not cpu"),
+        ("cpu", "native", "bfloat16", f"Plain torch ({ALONE} torch.bfloat16 on cpu)"),
+        ("meta", "native", "auto", f"Plain torch ({ALONE} torch.float32 on meta)"),
+        ("cuda", "native", "float32", f"Plain torch ({ALONE} torch.float32 on cuda)"),
     ],
 )
 def test_what_cannot_run_is_refused_by_its_setting(
-    device: str, setting: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+    device: str, engine_name: str, precision: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(SettingError) as refused:
-        engine(torch.device(device), **setting)
-    told = f"compute.engine={setting['engine']}: must be auto or torch here. {why}."
+        engine(torch.device(device), engine=engine_name, precision=precision)
+    told = f"compute.engine={engine_name}: must be auto or torch here. {why}."
     assert str(refused.value) == told
 
 
@@ -95,24 +82,20 @@ def test_what_cannot_run_is_refused_by_its_setting(
 def test_samples_and_optimizers_that_the_kernels_lack_are_named(name: str) -> None:
     given = trial_of(TrainConfig(slots=["r0c0"]), CPU)
     adamw = replace(given.nets.task, optimizer="adamw")
-    for trial, why in (
-        (
-            given._replace(spec=given.spec._replace(cuts=frozenset(), name="plots")),
-            "cut crops of images, not of plots",
-        ),
-        (
-            given._replace(spec=given.spec._replace(num_targets=2)),
-            "take one label per sample, not the 2 of images",
-        ),
+    plots = given.spec._replace(cuts=frozenset(), name="plots")
+    several = given.spec._replace(num_targets=2)
+    for trial, lack in (
+        (given._replace(spec=plots), "cut crops of images, not of plots"),
+        (given._replace(spec=several), "take one label per sample, not the 2 of images"),
         (
             given._replace(nets=given.nets._replace(task=adamw)),
             "have sgd, not task.optimizer=adamw",
         ),
     ):
+        why = f"the kernels {lack}"
         before = "plain torch, slower: no native kernels, " if name == "native" else ""
-        assert ENGINES[name].obstacle(trial) == f"{before}the kernels {why}"
-        chosen = fastest_engine(trial)
-        assert chosen == EngineChoice(False, f"plain torch: the kernels {why}", name="torch")
+        assert ENGINES[name].obstacle(trial) == f"{before}{why}"
+        assert fastest_engine(trial) == EngineChoice(False, f"plain torch: {why}", name="torch")
 
 
 # --- two at once

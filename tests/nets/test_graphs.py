@@ -171,6 +171,8 @@ def test_calls_give_copies_and_leave_their_arguments() -> None:
         given = torch.tensor([number], device=DEVICE)
         found = captured_call(cache, "none", lambda one, none: none or one, given, None)
         assert found.item() == number
+        negated = captured_call(cache, "negated", lambda one, none: -one, given, None)
+        assert negated.item() == -number
 
 
 def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> None:

@@ -53,8 +53,6 @@ class Table(NamedTuple):
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
         """rows [n, total] -> one [n, *shape] view per parameter."""
-        if not self.parameters:
-            return []
         both = zip(rows.split(self.sizes, dim=1), self.parameters, strict=True)
         return [part.reshape(part.shape[0], *own.shape) for part, own in both]
 
