@@ -245,6 +245,15 @@ def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> Non
     assert row_layout(extended, 0).seed == 3 * (9 * 64 + 16)
 
 
+def test_groups_of_a_norm_have_16_channels_where_these_divide() -> None:
+    wanted = {3: 1, 6: 2, 8: 8, 12: 4, 24: 1, 32: 2, 48: 2, 64: 4, 96: 4, 512: 32, 1024: 32}
+    assert {channels: norm_groups(channels) for channels in wanted} == wanted
+
+
+def test_a_width_is_rounded_down_once() -> None:
+    assert [Width(times=3, over=2, least=3).of(channels) for channels in (1, 2, 3)] == [3, 3, 4]
+
+
 @pytest.mark.parametrize("part", [Conv, Depthwise])
 @pytest.mark.parametrize("kernel", [4, 0, -1])
 def test_a_kernel_that_no_padding_leaves_the_size_of_images_is_refused(part, kernel: int) -> None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from recorded_numbers import assert_recorded, assert_recorded_text, fingerprints
-from tiny_world import CPU
+from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
@@ -23,8 +24,10 @@ from esper_soa.nets.model.flops import TrainingFlop, training_flop
 from esper_soa.nets.model.host import activation_elements, host_shape, initial_hosts
 from esper_soa.nets.model.parts import LayerSpec
 from esper_soa.nets.model.user_parts import task_host, task_slots
+from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.state import ParameterCounts
+from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 ENVS = torch.arange(3)
 SETS = {
@@ -92,11 +95,17 @@ def test_networks_are_made_of_what_was_recorded() -> None:
         blueprints = SEQUENCE_BLUEPRINTS if name == "transformer" else BLUEPRINTS
         shape = host_shape(task, host_slots(task), blueprints)
         rows, statistics = initial_hosts(shape, keys(streams.HOST_INIT), torch.float64)
+        weights = pools.allocate(shape, 3, CPU, torch.float64, "adamw")
+        blends = np.array([[Blend.ADD], [Blend.MULTIPLY], [Blend.GATE]])
+        every = np.ones((3, len(shape.slots)), dtype=bool)
+        born = seeds_where(every, Stage.GERMINATED, Blueprint.ATTENTION, blends, newborn=every)
+        pools.claim_(weights, shape, born, keys(streams.SEED_INIT))
         sizes = shape.parameters.total, shape.products, activation_elements(shape, 99, 4)
         found[name] = {
             "sizes": torch.tensor(sizes),
             "parameters": rows,
             "statistics": statistics,
+            "born": {name: pool["params"] for name, pool in weights["seeds"].items()},
             "counts": tensors(parameter_table(shape, CPU)),
             "flop": tensors(training_flop(shape, CPU)),
             "slots": torch.tensor([[s.row, s.block, *s.shape, s.depth] for s in shape.slots]),

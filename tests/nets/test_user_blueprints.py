@@ -29,6 +29,7 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.model.parts import Conv
 from esper_soa.nets.model.user_module import UserModule
 from esper_soa.nets.model.user_parts import (
     architecture_of,
@@ -347,6 +348,8 @@ def test_a_module_among_other_parts_is_refused() -> None:
     with pytest.raises(ValueError, match="blueprint both: a module must be its only part"):
         Architecture(13, "both", (UserModule(Grouped), UserModule(Grouped)))
     assert architecture_of(perceptron, "perceptron", 13) == PERCEPTRON
+    with pytest.raises(ValueError, match="^blueprint listed: it gives .*, no tuple of parts"):
+        architecture_of(lambda: [Conv()], "listed", 13)
 
 
 # --- what reports and policies make of them

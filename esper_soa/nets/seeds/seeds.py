@@ -125,8 +125,7 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
         columns = _columns(shape, group, pool[name].shape[1])
         parts = rows.split([part.stop - part.start for part in columns], dim=1)
         for part, numbers in zip(columns, parts, strict=True):
-            if numbers.shape[1]:
-                pool[name][:, part].index_copy_(0, group.rows, numbers)
+            pool[name][:, part].index_copy_(0, group.rows, numbers)
 
 
 @dataclass
