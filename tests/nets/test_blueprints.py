@@ -5,6 +5,7 @@ vectors in tests/parity, and the modules of a plain loop in test_batch_equals_lo
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from esper_soa.nets.model.blueprints import (
     num_codes,
     parameter_counts,
     seed_forward,
+    seed_products,
     seed_table,
 )
 from esper_soa.nets.model.flops import training_flop
@@ -170,6 +172,9 @@ def test_every_part_can_stand_anywhere() -> None:
         assert wide.widths(16) == [16, 64, 64, 64, 64, 8, 16]
         parameters, x = drawn(wide, 16)
         out = seed_forward(wide, parameters, x)
+        one = [own[:1] for own in parameters]
+        flop = counted(partial(seed_forward, wide, one, x[:1, :16]))
+        assert flop == 2 * seed_products(wide, 16, SIDE**2)
         down, depth, strength, *affine, w1, b1, w2, b2, mid, scale, shift, up = parameters
         y = batched.conv2d(F.relu(batched.conv2d(x, down)), depth)
         y = y + batched.per_channel(torch.tanh(strength), 64) * (norm(y, *affine) - y)

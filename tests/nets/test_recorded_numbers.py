@@ -103,6 +103,7 @@ def test_networks_are_made_of_what_was_recorded() -> None:
         sizes = shape.parameters.total, shape.products, activation_elements(shape, 99, 4)
         found[name] = {
             "sizes": torch.tensor(sizes),
+            "segments": torch.tensor([[one.products, one.activations] for one in shape.segments]),
             "parameters": rows,
             "statistics": statistics,
             "born": {name: pool["params"] for name, pool in weights["seeds"].items()},

@@ -38,6 +38,7 @@ from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
 from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.model.sequence_parts import Dense
+from esper_soa.nets.model.transformer import dropout_of
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
@@ -387,6 +388,22 @@ def test_attention_with_dropout_sees_no_later_position_either() -> None:
     expected = sequences.causal_attention(rows, 2, LENGTH)
     torch.testing.assert_close(sequences.causal_attention(rows, 2, LENGTH, ones), expected)
     assert not torch.allclose(sequences.causal_attention(rows, 2, LENGTH, ones.tril(-1)), expected)
+
+
+def test_the_memory_of_a_loss_is_that_of_its_logits_and_gradients() -> None:
+    """Logits with their logarithms, and the gradient of the embeddings twice."""
+    head = SHAPE.segments[-1]
+    sizes = 2 * BATCH * LENGTH * TOKENS, 2 * TOKENS * SIZES.width
+    assert head.loss_bytes(2, BATCH) == 8 * sizes[0] + 8 * sizes[1]
+    assert replace(head, most=100).loss_bytes(2, BATCH) == 8 * 100 + 8 * sizes[1]
+    assert head.most == SIZES.logits_mib * 2**20 // 8
+    assert SHAPE.segments[1].activations == LENGTH * 16 * SIZES.width  # without dropout
+
+
+def test_dropout_leaves_numbers_in_their_format() -> None:
+    run = Forward(None, 1, torch.float32, lambda: torch.tensor([1]))
+    rows = torch.ones(1, BATCH * LENGTH, 4, dtype=torch.bfloat16)
+    assert dropout_of(run, 0.5)(rows, 0).dtype == torch.bfloat16
 
 
 def test_the_loss_of_validation_is_that_of_the_row_asked_for() -> None:
