@@ -344,11 +344,10 @@ def test_a_file_calls_nothing_that_is_not_a_marked_part(
     ],
 )
 def test_a_users_part_takes_whole_numbers_of_its_role(role: str, arguments: dict) -> None:
-    kind, wanted = (
-        (f"{__name__}:twice", "channels")
-        if role == "blueprint"
-        else (f"{__name__}:pair", "classes and segment")
-    )
+    name, wanted = {"blueprint": ("twice", "channels"), "host": ("pair", "classes and segment")}[
+        role
+    ]
+    kind = f"{__name__}:{name}"
     told = f"a part of the kind {kind} with {arguments}: it takes {wanted}, whole numbers"
     with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
         layer_of({"name": "x", "kind": kind, "arguments": arguments}, role)
@@ -382,10 +381,8 @@ def test_a_users_layer_takes_numbers() -> None:
     spec = {"name": "x", "kind": f"{__name__}:scaled", "arguments": {"by": 0.5}}
     assert isinstance(layer_of(spec, "blueprint"), nn.Hardtanh)
     for by in ("0.5", [0.5]):
-        told = (
-            f"a layer of the kind {__name__}:scaled with by={by!r}, which is no number of a layer"
-        )
-        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        told = re.escape(f"{__name__}:scaled with by={by!r}, which is no number of a layer")
+        with pytest.raises(ValueError, match=f"^a layer of the kind {told}$"):
             layer_of(spec | {"arguments": {"by": by}}, "blueprint")
 
 

@@ -112,16 +112,15 @@ def test_fresh_hosts_start_at_the_first_scale() -> None:
 
 
 def test_a_gpu_gets_the_16_bits_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for native, wanted in (
-        (True, (torch.bfloat16, "the GPU computes in it natively")),
-        (
-            False,
-            (torch.float16, "the GPU has no bfloat16; each env has a loss scale of its own"),
-        ),
-    ):
+    none = "the GPU has no bfloat16; each env has a loss scale of its own"
+    wanted = {
+        True: (torch.bfloat16, "the GPU computes in it natively"),
+        False: (torch.float16, none),
+    }
+    for native in wanted:
         have = lambda including_emulation=True, own=native: own or including_emulation  # noqa: E731
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", have)
-        assert choose_precision("auto", torch.device("cuda")) == wanted
+        assert choose_precision("auto", torch.device("cuda")) == wanted[native]
 
 
 def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> None:
