@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper_soa import host
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import TaskConfig
+from esper_soa.config.nets import MAX_CHANNELS, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.data import streams
@@ -415,6 +415,20 @@ def test_what_is_wrong_with_a_chain_is_told_at_once() -> None:
         assert host_findings(UserHost(make, 5), 5) == (f"its segment {fault}",)
     blocks = HostChain((ConvBlock(8), ConvBlock(8)), 10)
     assert host_findings(blocks, 7) == ("it has 10 classes, not task.num_classes=7",)
+
+
+def test_a_block_has_numbers_within_bounds() -> None:
+    assert ConvBlock(MAX_CHANNELS) == ConvBlock(MAX_CHANNELS, kernel=3, pool=False)
+    for channels in (0, MAX_CHANNELS + 1):
+        told = rf"^a block of {channels} channels: must be in \[1, {MAX_CHANNELS}\]$"
+        with pytest.raises(ValueError, match=told):
+            ConvBlock(channels)
+    for kernel in (-1, 33):
+        told = rf"^a block with a kernel of {kernel} pixels: must be odd and in \[1, 31\]$"
+        with pytest.raises(ValueError, match=told):
+            ConvBlock(8, kernel)
+    small = HostChain((*[ConvBlock(2, pool=True)] * 5, ConvBlock(2)), 10)  # the last of one pixel
+    assert small.segments({})[-1].input_shape == (2, 1, 1)
 
 
 def test_a_control_that_widens_hosts_is_refused() -> None:
