@@ -209,11 +209,12 @@ def test_every_pass_does_the_same_work_and_the_quicker_of_the_last_two_counts(
     (result,) = try_engines(given._replace(nets=nets, sizes=sizes), make, "torch", {"torch": make})
     # 10 batches at 12 s and 2 s for each beyond the first; 4 validation batches of 6 s
     assert (result.seconds, result.memory) == (pytest.approx(54), 0)
+    assert TrialResult("own", seconds=0.0123).words() == "own takes 12.3 ms per env-step"
     every = [(one[0].precision, one[-1]) for one in timed.given]
     half = torch.float16
     assert every == [(torch.float32, 3)] * 5 + [(half, 3)] * 5 + [(half, 1)] * 5
     fresh = pools.allocate(nets.shape, 3, CPU, torch.float32)
-    keys = streams.stream_keys(trials.SEED, streams.HOST_INIT, (0,), torch.arange(3))
+    keys = streams.stream_keys(2**31, streams.HOST_INIT, (0,), torch.arange(3))
     pools.initialise_hosts_(fresh, nets.shape, keys)
     for (own, alpha, seeds, feed, _), weights in zip(timed.given, timed.weights, strict=True):
         assert own.accumulate == 1
@@ -258,6 +259,11 @@ def test_one_network_among_many_counts() -> None:
     assert disagreement(errors, {"host.params": (0.1, 0.1)}) == told
     assert disagreement(errors, {"host.params": (0.3, 0.0)}) == ""
     assert disagreement({"host.params": (0.5, 0.4)}, {"host.params": (0.3, 0.1)})
+
+
+def test_networks_of_zeros_agree() -> None:
+    zeros = {"momentum": torch.zeros(2, 3)}
+    assert distances(zeros, zeros, 1) == {"momentum": (0.0, 0.0)}
 
 
 def test_a_network_of_small_numbers_is_judged_by_a_tenth_of_what_others_have() -> None:
