@@ -49,8 +49,8 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
     ("changed", "told"),
     [
         (
-            {"names": ("cat", "dog", "eel", "fox")},
-            ["Class 3 (fox) has no training image.", "Class 3 (fox) has no test image."],
+            {"names": ("cat", "dog", "eel", "f\nx")},
+            ["Class 3 (f\\nx) has no training image.", "Class 3 (f\\nx) has no test image."],
         ),
         (
             {"test_labels": put(TEST_LABELS, slice(2), [[3], [5]])},
@@ -63,6 +63,8 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
             ["Classes 0, 1, 2, 3, 4, 5, 6, 7 and 4 more have fewer than 10 training images."],
         ),
         ({"test_labels": put(TEST_LABELS, slice(18), 2)}, [COMMON_CLASS]),
+        # of class 1 just as many as are not few
+        ({"train_labels": put(0 * TRAIN_LABELS, slice(10), 1), "test_labels": TEST_LABELS % 2}, []),
         # 17 of 24, of two classes
         ({"classes": 2, "test_labels": put(np.ones(24, int), slice(7), 0)}, []),
         (

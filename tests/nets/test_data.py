@@ -138,14 +138,24 @@ def test_validation_images_are_a_fixed_draw_without_repetition() -> None:
 def test_work_and_classes_beyond_the_data_are_errors_that_name_the_limit(images: ImageSet) -> None:
     check_work(images, 7, 5)
     for train, val, told in (
-        (8, 5, "train_samples=8: .* 7, the training images of noise. Lower train_samples, lower"),
-        (7, 6, "val_samples=6: .* 5, the validation images of noise. Lower val_samples, raise"),
+        (
+            8,
+            5,
+            "train_samples=8: must be at most 7, the training images of noise. Lower "
+            "train_samples, lower",
+        ),
+        (
+            7,
+            6,
+            "val_samples=6: must be at most 5, the validation images of noise. Lower "
+            "val_samples, raise",
+        ),
     ):
-        told += " data.validation_images, or choose a larger data set."
-        with pytest.raises(SettingError, match=told):
+        told += r" data\.validation_images, or choose a larger data set\.$"
+        with pytest.raises(SettingError, match=f"^{told}"):
             check_work(images, train, val)
     check_classes(images, 8)  # labels 0 to 7
-    told = "task.num_classes=7: must be at least 8, the classes of noise"
+    told = r"^task\.num_classes=7: must be at least 8, the classes of noise\.$"
     with pytest.raises(SettingError, match=told):
         check_classes(images, 7)
     for part in ("train_labels", "val_labels", "test_labels"):
@@ -261,14 +271,19 @@ def test_split_training_gives_every_env_its_chunk_of_one_permutation(images: Ima
     # D = 7, V = 5, B = 1, N = 3: 7 // 3 = 2 training batches; test: one whole batch of 3 and 2
     # left, for envs 0 and 1
     assert split_sizes(images, 1, 3) == Split(3, 1, 2, 2, 2)
-    told = "envs=4: must be at most 3 with data.split=true, so that the 7 training images of noise "
-    told += "give every env a batch of 2. Lower envs or batch_size, or set data.split=false."
+    told = (
+        "^envs=4: must be at most 3 with data.split=true, so that the 7 training images of noise "
+    )
+    told += "give every env a batch of 2. Lower envs or batch_size, or set data.split=false.$"
     with pytest.raises(SettingError, match=told):
         split_sizes(images, 2, 4)
-    told = "envs=6: must be at most 5 with data.split=true, so that the validation images of noise "
-    told += "give every env one. Lower envs, or set data.split=false."
+    told = (
+        "^envs=6: must be at most 5 with data.split=true, so that the validation images of noise "
+    )
+    told += "give every env one. Lower envs, or set data.split=false.$"
     with pytest.raises(SettingError, match=told):
         split_sizes(images, 1, 6)
+    assert split_sizes(images, 1, 5).val_samples == 1
     split = Split(num_envs=3, batch_size=2, num_batches=2, train_samples=4, val_samples=0)
     key = keys(DATA_ORDER, range(1))
     order = split_training_order(key, 13, 4, split)

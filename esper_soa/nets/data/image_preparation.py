@@ -45,7 +45,7 @@ def read_npz(
     own = parts.pop(CLASS_NAMES, None)
     if own is not None and not names:
         actual = f"{own.name} has shape {list(own.shape)} and type {own.dtype}"
-        is_text = len(own.shape) == 1 and own.dtype.kind == "U" and own.shape[0] <= MAX_CLASSES
+        is_text = len(own.shape) == 1 and own.dtype.kind == "U"
         check_data(is_text, actual, "be a list of texts", "Save numpy.array(['cat', 'dog']).")
         names = own.whole().tolist()
     count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2])
@@ -73,9 +73,8 @@ def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, LazyArray]:
     where = f"{setting}={one_line(cfg.root)}"
     parts, names = npz_arrays(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
     missing = [key for key in KEYS[:4] if key not in parts]
-    names_text = ", ".join(map(one_line, names[:8])) or "no arrays"
     message = f"{where}: lacks {', '.join(missing)}"
-    check_data(not missing, message, f"have {', '.join(KEYS[:4])}", f"It holds {names_text}.")
+    check_data(not missing, message, f"have {', '.join(KEYS[:4])}", f"It holds {one_line(names)}.")
     return parts
 
 
