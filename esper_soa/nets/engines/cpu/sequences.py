@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
@@ -107,7 +107,6 @@ class _Block(torch.autograd.Function):
         return out.transpose(1, 2)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         rows, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
         saved = rest[:4]
@@ -177,11 +176,9 @@ class _Head(torch.autograd.Function):
             setattr(record, name, one.data_ptr())
         record.steps = (INTEGER * 3)(scale.stride(0), shift.stride(0), table.stride(0))
         call("sequence_head_pass", record)
-        ctx.mark_non_differentiable(correct)
         return loss, correct
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_x, *grads = ctx.saved_tensors  # type: ignore[attr-defined]
         factor = grad.to(grad_x.dtype)
@@ -237,9 +234,6 @@ class NativeSeed(SequencePart):
     parts: tuple[SequencePart, ...]
     kind: BlockKind
     biased: bool
-
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        return inputs
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """Those of its parts."""
