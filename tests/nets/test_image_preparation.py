@@ -58,14 +58,19 @@ def test_a_set_of_medmnist_loads_as_it_is(
 KINDS = (("", "images"), ("_labels", "labels"))
 
 
-def test_the_part_val_of_a_file_is_the_validation_part(tmp_path: Path) -> None:
+def test_the_part_val_of_a_file_is_the_validation_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = user_files.arrays(val=True)
     path = user_files.write(tmp_path / "m.npz", content)
     images = loaded(path)
     assert np.array_equal(images.val_images[:, 2:30, 2:30, 1].numpy(), content["val_images"])
     assert images.val_labels.tolist() == content["val_labels"][:, 0].tolist()
     assert len(images.train_images) == 48
-    assert tuple(count_samples(DataConfig(name="npz", root=str(path)))) == (48, 24 + 16)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for root in (path, "~/m.npz"):
+        assert tuple(count_samples(DataConfig(name="npz", root=str(root)))) == (48, 24 + 16)
+        assert esper_soa.images(root).identity == images.identity
     keys = ("train", "test", "val")
     arrays = {f"{key}{end}": content[f"{key}_{kind}"] for key in keys for end, kind in KINDS}
     assert esper_soa.images(**arrays).identity == images.identity
@@ -215,7 +220,7 @@ def test_tensors_on_their_way_through_a_network_may_be_given() -> None:
     assert torch.equal(images.test_images[5, 2:30, 2:30, 0], wanted)
 
 
-def test_nchw_must_be_said_and_the_remedy_says_so() -> None:
+def test_nchw_must_be_said_and_the_remedy_says_so(tmp_path: Path) -> None:
     train = np.zeros((48, 3, 32, 32), np.uint8)
     test = np.zeros((24, 3, 32, 32), np.uint8)
     train[:, 1, 0, 5] = 9
@@ -226,6 +231,11 @@ def test_nchw_must_be_said_and_the_remedy_says_so() -> None:
     remedy = r"Give layout=nchw if channels are the second index\."
     with pytest.raises(DataError, match=f"{told}{remedy}"):
         given(train=train, test=test)
+    path = user_files.write(tmp_path / "m\n.npz", train_images=train, test_images=test)
+    told = r"with data\.layout=nhwc: .* Give data\.layout=nchw if"
+    with pytest.raises(DataError, match=told):
+        loaded(path)
+    assert loaded(path, layout="nchw").name == "m\\n"
     told = r"must be \[images, 1 or 3, height, width\], or \[images, height, width\]\. "
     remedy = r"Give layout=nhwc if channels are the last index\."
     with pytest.raises(DataError, match=f"{told}{remedy}"):
@@ -339,6 +349,10 @@ BAD_ARRAYS = {
             r"train has .* 4 channels .* Leave transparency and further channels out\.$",
         ),
         (BYTES[..., :0], r"train has shape \[48, 28, 28, 0\], which is 0 channels with"),
+        (
+            BYTES[:, :5],
+            r"train has .* 28 channels .* Leave transparency and further channels out\.$",
+        ),
         (BYTES, r"train has .*\. Volumes, as in MedMNIST's 3D sets, cannot be used\.$"),
         (BYTES[:0, 0], r"train has 0 images: must have 1 to 16777216\.$"),
         (np.broadcast_to(BYTES[:1, :1, :1, 0], (2**24 + 1, 1, 1)), "train has 16777217 images"),

@@ -69,23 +69,20 @@ def _memory_of(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous()
 
 
-def _of_nets(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """Tensors [n, ...], the numbers of a network one after the other."""
-    return [one if one is None or one[0].is_contiguous() else one.contiguous() for one in tensors]
-
-
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
 class _Block(torch.autograd.Function):
-    """A block of n networks on features [B, n*C, T]."""
+    """A block of n networks on features [B, n*C, T]; of parameters [n, ...] each network's numbers
+    are one after the other.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, x: Tensor, kind: BlockKind, *parameters: Tensor | None
     ) -> Tensor:
-        tensors = _of_nets(list(parameters))
+        tensors = list(parameters)
         rows = _memory_of(x)
         out = torch.empty_like(rows)
         batch, length, _ = rows.shape
@@ -156,7 +153,6 @@ class _Head(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, x: Tensor, scale: Tensor, shift: Tensor, table: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        scale, shift, table = (one for one in _of_nets([scale, shift, table]) if one is not None)
         rows = _memory_of(x)
         labels = labels.contiguous()
         batch, length, _ = rows.shape
