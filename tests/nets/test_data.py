@@ -260,9 +260,9 @@ def test_validation_comes_in_parts_shared_or_per_env(images: ImageSet) -> None:
     )
     assert [tuple(x.shape) for x, _ in shared] == [(2, 3, 32, 32), (1, 3, 32, 32)]
     assert torch.cat([y for _, y in shared]).tolist() == [[7], [5], [3]]
-    own = ValidationImages(bank, torch.tensor([[4, 2], [1, 0], [3, -1]]), torch.float32).batches(
-        torch.tensor([2, 0]), 2
-    )
+    feed = ValidationImages(bank, torch.tensor([[4, 2], [1, 0], [3, -1]]), torch.float32)
+    assert feed.first(1).order.tolist() == [[4], [1], [3]]
+    own = feed.batches(torch.tensor([2, 0]), 2)
     assert own[0][0].shape == (2, 6, 32, 32)
     assert own[0][1].tolist() == [[6, 7], [-1, 5]]
 

@@ -94,6 +94,7 @@ def test_held_out_sequences_are_in_order_and_nothing_stands_for_minus_one(
     assert x.shape == (2, 2 * LENGTH)
     assert places(x[0, [0, LENGTH]], 383 % 251).tolist() == [8, 0]
     assert y[1, 0].tolist() == [-1] * LENGTH
+    assert own.first(1).order.tolist() == [[0], [2]]
 
 
 def test_the_embedded_text_is_prose_without_labels_of_verses() -> None:
@@ -117,6 +118,7 @@ def own(path: Path, context: int = LENGTH) -> text.TextSet:
     return text.load_text(DataConfig(name="text", root=str(path), context=context))
 
 
+@pytest.mark.filterwarnings("error")
 def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> None:
     words = "Die Sonne tönt nach alter Weise. " * 20
     (tmp_path / "b.txt").write_text(words)
@@ -227,6 +229,7 @@ def test_letters_across_two_reads_are_whole(
     assert len(own(file).tokens) == 40 * 9
 
 
+@pytest.mark.filterwarnings("error")
 def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
