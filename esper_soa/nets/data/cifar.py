@@ -143,7 +143,7 @@ def parse_pickle(content: bytes, where: str) -> Batch:
             raise ValueError("lacks `data` or `labels`; CIFAR-100 cannot be used")
         data, fortran = max(known_texts, key=lambda one: len(one[0]))
         values = data.encode("latin1")
-        if not {"u1", "uint8"} & set(texts) or len(values) % PIXELS:
+        if "u1" not in texts or len(values) % PIXELS:
             raise ValueError(f"`data` does not hold unsigned bytes of shape [images, {PIXELS}]")
     except ValueError as error:
         problem = f"{where} is broken or truncated, or no CIFAR-10 batch ({one_line(error)})"
