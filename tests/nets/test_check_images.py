@@ -2,6 +2,7 @@
 about good ones.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ GOOD = user_files.arrays()
 TRAIN, TRAIN_LABELS, TEST, TEST_LABELS = GOOD.values()
 
 
+FIRST = "0, 1, 2, 3, 4, 5, 6, 7"
 COMMON_CLASS = (
     "83% of the test images are of class 2: who always answers so is as often right, "
     "and accuracy says little."
@@ -45,6 +47,13 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
     assert findings() == []
 
 
+def test_classes_of_sets_that_do_not_tell_how_many_are_those_of_both_parts() -> None:
+    plain = load_images(DataConfig("synthetic"), "cpu")
+    for part, told in (("train", "test"), ("test", "training")):
+        more = replace(plain, **{f"{part}_labels": vars(plain)[f"{part}_labels"] + 1})
+        assert f"Class 10 has no {told} image." in esper_soa.check_images(more)
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -60,9 +69,12 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
         ({"test_labels": 1 + np.arange(24) % 2}, ["Class 0 has no test image."]),
         (
             {"classes": 12},
-            ["Classes 0, 1, 2, 3, 4, 5, 6, 7 and 4 more have fewer than 10 training images."],
+            [f"Classes {FIRST} and 4 more have fewer than 10 training images."],
         ),
+        ({"classes": 8}, [f"Classes {FIRST} have fewer than 10 training images."]),
         ({"test_labels": put(TEST_LABELS, slice(18), 2)}, [COMMON_CLASS]),
+        # as another one but for the last line
+        ({"train_images": put(TRAIN, 5, put(TRAIN[6], -1, 7))}, []),
         # of class 1 just as many as are not few
         ({"train_labels": put(0 * TRAIN_LABELS, slice(10), 1), "test_labels": TEST_LABELS % 2}, []),
         # 17 of 24, of two classes

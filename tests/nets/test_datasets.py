@@ -22,6 +22,7 @@ from esper_soa.nets.data.datasets import (
     FASHION32_FILE,
     FASHION32_MEAN,
     FASHION32_STD,
+    count_samples,
     load_images,
     load_samples,
     sample_spec,
@@ -309,6 +310,7 @@ def test_auto_takes_what_the_root_says_and_tells_why(
     write_folder(tmp_path / "cifar-10-batches-py", modern_pickle)
     images = load_images(DataConfig(root=str(tmp_path)), "cpu")
     assert (images.name, images.mean) == ("cifar10", (0.4914, 0.4822, 0.4465))
+    assert tuple(count_samples(DataConfig(root=str(tmp_path)))) == (0, 0)
     why = "(data.name=auto takes it as data.root is set): "
     why += "12 training, 3 validation and 3 test images."
     assert (

@@ -16,7 +16,7 @@ import user_files
 
 from esper_soa import images
 from esper_soa.config.errors import DataError
-from esper_soa.nets.data.npz import MAX_RATIO, SMALL_BYTES, LazyArray, check_ratio, npz_arrays
+from esper_soa.nets.data.npz import LazyArray, check_ratio, npz_arrays
 
 REMEDY = (
     r"Save the arrays anew: numpy\.savez\('mine\.npz', train_images=\.\.\., train_labels=\.\.\., "
@@ -160,9 +160,10 @@ def test_a_small_file_that_unpacks_to_much_is_refused_before_anything_is(tmp_pat
 
 
 def test_what_unpacks_to_much_is_judged_by_its_packed_bytes_beyond_a_small_size() -> None:
-    check_ratio("it", 10, SMALL_BYTES + 10 * MAX_RATIO)
+    most = (64 << 20) + 10 * 200
+    check_ratio("it", 10, most)
     with pytest.raises(DataError, match="^it: must be at most 200 times as many"):
-        check_ratio("it", 10, SMALL_BYTES + 10 * MAX_RATIO + 1)
+        check_ratio("it", 10, most + 1)
 
 
 def test_images_that_become_much_larger_than_their_file_are_refused_before_they_are(

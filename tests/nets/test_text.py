@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tiny_world import CPU
@@ -128,6 +129,7 @@ def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> Non
     (tmp_path / "0" / "z.txt").write_text("Zueignung. ")
     file = own(tmp_path / "b.txt")
     assert bytes(file.tokens.tolist()).decode() == words
+    assert isinstance(text.read_bytes([tmp_path / "b.txt"]), np.memmap)
     sizes = "612 training, 34 validation and 34 test tokens."
     assert str(file) == f"b.txt: {tmp_path}/b.txt (data.root): {sizes}"
     folder = own(tmp_path)
