@@ -140,23 +140,13 @@ def test_validation_images_are_a_fixed_draw_without_repetition() -> None:
 
 def test_work_and_classes_beyond_the_data_are_errors_that_name_the_limit(images: ImageSet) -> None:
     check_work(images, 7, 5)
-    for train, val, told in (
-        (
-            8,
-            5,
-            "train_samples=8: must be at most 7, the training images of noise. Lower "
-            "train_samples, lower",
-        ),
-        (
-            7,
-            6,
-            "val_samples=6: must be at most 5, the validation images of noise. Lower "
-            "val_samples, raise",
-        ),
+    for sizes, name, most, change in (
+        ((8, 5), "train_samples=8", "7, the training", "lower"),
+        ((7, 6), "val_samples=6", "5, the validation", "raise"),
     ):
-        told += r" data\.validation_images, or choose a larger data set\.$"
-        with pytest.raises(SettingError, match=f"^{told}"):
-            check_work(images, train, val)
+        told = f"^{name}: must be at most {most} images of noise. Lower {name[:-2]}, {change} "
+        with pytest.raises(SettingError, match=f"{told}data.validation_images, or choose a larger"):
+            check_work(images, *sizes)
     check_classes(images, 8)  # labels 0 to 7
     told = r"^task\.num_classes=7: must be at least 8, the classes of noise\.$"
     with pytest.raises(SettingError, match=told):
@@ -276,16 +266,12 @@ def test_split_training_gives_every_env_its_chunk_of_one_permutation(images: Ima
     # D = 7, V = 5, B = 1, N = 3: 7 // 3 = 2 training batches; test: one whole batch of 3 and 2
     # left, for envs 0 and 1
     assert split_sizes(images, 1, 3) == Split(3, 1, 2, 2, 2)
-    told = (
-        "^envs=4: must be at most 3 with data.split=true, so that the 7 training images of noise "
-    )
-    told += "give every env a batch of 2. Lower envs or batch_size, or set data.split=false.$"
+    told = "^envs=4: must be at most 3 with data.split=true, so that the 7 training images of noise"
+    told += " give every env a batch of 2. Lower envs or batch_size, or set data.split=false.$"
     with pytest.raises(SettingError, match=told):
         split_sizes(images, 2, 4)
-    told = (
-        "^envs=6: must be at most 5 with data.split=true, so that the validation images of noise "
-    )
-    told += "give every env one. Lower envs, or set data.split=false.$"
+    told = "^envs=6: must be at most 5 with data.split=true, so that the validation images of noise"
+    told += " give every env one. Lower envs, or set data.split=false.$"
     with pytest.raises(SettingError, match=told):
         split_sizes(images, 1, 6)
     assert split_sizes(images, 1, 5).val_samples == 1

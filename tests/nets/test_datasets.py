@@ -18,15 +18,7 @@ from esper_soa.config.errors import DataError, SettingError
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import cifar, datasets
 from esper_soa.nets.data.cifar import BATCHES, parse_pickle, read_cifar10
-from esper_soa.nets.data.datasets import (
-    FASHION32_FILE,
-    FASHION32_MEAN,
-    FASHION32_STD,
-    count_samples,
-    load_images,
-    load_samples,
-    sample_spec,
-)
+from esper_soa.nets.data.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 from esper_soa.nets.data.image_set import set_aside
 
 FASHION32_IDENTITY = "e4018691f7d881861cee64cc7deac90d728b3c55cbcaf85f395c5b359529ed36"
@@ -174,9 +166,9 @@ def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themse
     folder = write_folder(tmp_path / "cifar", python2_pickle)
     (folder / NAMES[one]).write_bytes(python2_pickle(other))
     told = (
-        f"^{folder}: {NAMES[one]} calls itself '.* batch .*', not 'training batch {one + 1} of 5': "
+        f"^{folder}: {NAMES[one]} calls itself '.* batch .*', not 'training batch {one + 1} of 5'"
     )
-    told += r"batch files were exchanged\. Fetch"
+    told += r": batch files were exchanged\. Fetch"
     with pytest.raises(DataError, match=told):
         read_cifar10(str(folder))
 
@@ -310,7 +302,7 @@ def test_auto_takes_what_the_root_says_and_tells_why(
     write_folder(tmp_path / "cifar-10-batches-py", modern_pickle)
     images = load_images(DataConfig(root=str(tmp_path)), "cpu")
     assert (images.name, images.mean) == ("cifar10", (0.4914, 0.4822, 0.4465))
-    assert tuple(count_samples(DataConfig(root=str(tmp_path)))) == (0, 0)
+    assert tuple(datasets.count_samples(DataConfig(root=str(tmp_path)))) == (0, 0)
     why = "(data.name=auto takes it as data.root is set): "
     why += "12 training, 3 validation and 3 test images."
     assert (
@@ -319,19 +311,14 @@ def test_auto_takes_what_the_root_says_and_tells_why(
     monkeypatch.setattr(datasets, "CIFAR10_IMAGES", 18)
     named = load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu")
     assert named.identity == images.identity
-    assert named.source.startswith(
-        f"CIFAR-10 from {tmp_path}/cifar-10-batches-py (asked for by data.name): 12 training, "
-    )
+    assert named.source.startswith(f"CIFAR-10 from {tmp_path}/cifar-10-batches-py (asked for by ")
 
 
 def test_samples_are_put_on_the_device_that_is_asked_for(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "cifar", modern_pickle)
     roots = [DataConfig(root=str(root)) for root in (folder, user_files.write(tmp_path / "m.npz"))]
-    for cfg in (
-        *roots,
-        *map(DataConfig, ("fashion32", "synthetic", "text", "[synthetic,fashion32]")),
-    ):
-        found = load_samples(cfg, "meta")
+    for cfg in (*roots, *map(DataConfig, ("fashion32", "text", "[synthetic,fashion32]"))):
+        found = datasets.load_samples(cfg, "meta")
         parts = found.train_labels, found.val_labels, found.test_labels
         assert {part.device.type for part in parts} == {"meta"}
 
@@ -345,7 +332,7 @@ def test_a_data_set_of_a_users_own_says_what_its_samples_are_like() -> None:
     name = f"{__name__}:shapeless"
     told = rf"^data\.name={name}: must be a class with a SampleSpec as spec\.$"
     with pytest.raises(SettingError, match=told):
-        sample_spec(DataConfig(name))
+        datasets.sample_spec(DataConfig(name))
 
 
 @pytest.mark.parametrize(

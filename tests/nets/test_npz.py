@@ -19,9 +19,8 @@ from esper_soa.config.errors import DataError
 from esper_soa.nets.data.npz import LazyArray, check_ratio, npz_arrays
 
 REMEDY = (
-    r"Save the arrays anew: numpy\.savez\('mine\.npz', train_images=\.\.\., train_labels=\.\.\., "
+    r"Save the arrays anew: numpy\.savez\('mine\.npz', train_images=\.+, train_labels=\.+, \.+\)\.$"
 )
-REMEDY += r"\.\.\.\)\.$"
 BROKEN = r": is broken, truncated, encrypted, no \.npz or no plain array \(.*\w+.*\)\. " + REMEDY
 
 
@@ -64,7 +63,8 @@ def test_arrays_are_read_as_they_were_saved(tmp_path: Path, dtype: str) -> None:
         whole = found.whole()
         assert whole.dtype == array.dtype.newbyteorder("=")
         assert np.array_equal(whole, array)
-    assert part(tmp_path / "d.npz", a=array[:0]).whole().shape == (0, 4, 3)
+    for none in (array[:0], array[:, :0]):
+        assert part(tmp_path / "d.npz", a=none).whole().shape == none.shape
 
 
 def test_rows_come_in_parts_of_bounded_size_and_together_are_the_array(tmp_path: Path) -> None:

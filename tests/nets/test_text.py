@@ -112,6 +112,7 @@ def test_the_embedded_text_is_prose_without_labels_of_verses() -> None:
 
 
 NO_UTF_8 = r": no UTF-8 text \(byte {}\); save it as UTF-8"
+FEW = "of data.context=4: give 100 at least, or lower it"
 NUL = r": no text \(byte {} is NUL\); save it as UTF-8"
 
 
@@ -147,11 +148,7 @@ def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> Non
     ("content", "told"),
     [
         (b"", ": no text in it"),
-        (
-            b"abc" * 33,
-            r" \(data.root\): 99 tokens are too few for sequences of data.context=4: "
-            "give 100 at least, or lower it",
-        ),
+        (b"abc" * 33, r" \(data.root\): 99 tokens are too few for sequences " + FEW),
         (b"abc " * 50 + b"\xff\xfe" + b"abc " * 50, NO_UTF_8.format(200)),
         (b"abc " * 50 + "ö".encode()[:1], NO_UTF_8.format(200)),
         (("abc " * 50).encode("utf-16"), NO_UTF_8.format(0)),
@@ -266,6 +263,11 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
     assert kept.stat().st_ino == before
     kept.write_bytes(kept.read_bytes()[:50])  # cut: made anew
     assert text.load_text(cfg).identity == found.identity
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.save(str(file))
+    for content in (words, 2 * words):
+        (tmp_path / "own.txt").write_text(content)
+        assert tokenizer.decode(text.load_text(cfg).tokens.tolist()) == content.lower()
     told = r"must be bytes, a tokenizer\.json, or the name of a tokenizer that the hub has\. \w.*"
     with pytest.raises(SettingError, match=rf"^data\.tokenizer={cfg.root}: {told}\.$"):
         text.load_text(replace(cfg, tokenizer=cfg.root))

@@ -90,14 +90,13 @@ def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
         left = shape[0]
         row = max(1, math.prod(shape[1:]) * dtype.itemsize)
         # In Fortran order the first index changes fastest, so that a row is all over the array.
-        transposed = fortran and len(shape) > 1
-        at_once = left if transposed else max(1, most_bytes // row)
+        at_once = left if fortran else max(1, most_bytes // row)
         with _data_errors(name), zipfile.ZipFile(path) as file, file.open(member) as stream:
             stream.read(begin.tell())
             while left:
                 count = min(left, at_once)
                 values = np.frombuffer(stream.read(count * row), dtype)
-                yield values.reshape((count, *shape[1:]), order="F" if transposed else "C")
+                yield values.reshape((count, *shape[1:]), order="F" if fortran else "C")
                 left -= count
 
     return LazyArray(name, shape, dtype, rows)
