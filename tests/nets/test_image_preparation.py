@@ -314,7 +314,7 @@ def test_arguments_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) 
         (
             "shuffle",
             True,
-            r"shuffle=\.\.\.: must be left out: there is no such setting\. There are layout, resize, "
+            "shuffle=.*: must be left out: there is no such setting. There are layout, resize, "
             r"mean, std, validation_images\.$",
         ),
         ("val_labels", np.zeros(3, int), f"^val=NoneType: {kinds}"),
@@ -336,9 +336,8 @@ GREY = "test: 28x28 pixels with 1 channel, but the training images have"
 SAME = r": must be the same\. Prepare all parts in one way\.$"
 CLASSES = r"must be classes from 0 to 99999 at most\. Number them from 0 on\.$"
 LIST = r"must be \[images\] or \[images, 1\]\."
-SEVERAL = (
-    "Sets with several labels per image, as ChestMNIST, cannot be used; of one-hot labels take"
-)
+SEVERAL = f"per image: {LIST} Sets with several labels per image, as ChestMNIST, cannot be used; "
+SEVERAL += r"of one-hot labels take \.argmax\(1\)\.$"
 BAD_ARRAYS = {
     "train": [
         (BYTES[:, 0, 0], rf"train has shape \[48, 28\]: {ORDER}, with layout=nhwc\.$"),
@@ -366,10 +365,7 @@ BAD_ARRAYS = {
         (np.full(48, -1), f"train_labels holds -1 at 0: {CLASSES}"),
         (np.arange(48) * 2500, f"train_labels holds 100000 at 40: {CLASSES}"),
         (np.full(48, 2**64 - 1, np.uint64), "train_labels holds 18446744073709551615 at 0"),
-        (
-            np.eye(48, 3, dtype=int),
-            rf"train_labels has shape \[48, 3\], 3 labels per image: {LIST} {SEVERAL} \.argmax\(1\)\.",
-        ),
+        (np.eye(48, 3, dtype=int), rf"train_labels has shape \[48, 3\], 3 labels {SEVERAL}"),
         (np.zeros((48, 0), int), r"train_labels has shape \[48, 0\], 0 labels per image"),
         (np.zeros((48, 1, 1), int), rf"train_labels has shape \[48, 1, 1\]: {LIST}$"),
         (np.zeros((), int), rf"train_labels has shape \[\]: {LIST}$"),
