@@ -97,6 +97,14 @@ def test_classes_of_sets_that_do_not_tell_how_many_are_those_of_both_parts() -> 
                 "1 of 24 test images are of one colour: is something missing?",
             ],
         ),
+        (  # but for the last line, or the last pixel of each
+            {
+                "train_images": put(
+                    put(put(TRAIN, [5, 6], 200), np.s_[5, -1], 7), np.s_[6, :, -1], 7
+                )
+            },
+            [],
+        ),
         (  # of one colour where test images are not black, but not elsewhere
             {
                 "train_images": put(TRAIN, np.s_[5, 4:24, 4:24], 200),

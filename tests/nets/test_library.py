@@ -32,6 +32,8 @@ from esper_soa.config.processor import this_processor
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
 from esper_soa.nets.engines.cpu.proof import choose_native
+from esper_soa.nets.engines.cpu.records import call
+from esper_soa.nets.engines.cpu.sequences import SequenceBlock
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.sgd import rules_of
 
@@ -422,6 +424,12 @@ def test_every_record_that_python_fills_is_compared() -> None:
     assert ours == {*proof.RECORDS.values(), proof._Field}
 
 
+def test_memory_that_a_kernel_lacks_is_told() -> None:
+    record = SequenceBlock(nets=1, batch=1, length=2**50, width=8, inner=8)
+    with pytest.raises(MemoryError, match="^no memory for the scratch of sequence_block_pass$"):
+        call("sequence_block_pass", record)
+
+
 CASES = [(proof.image_case, size) for size in proof.IMAGE_SIZES]
 CASES += [(proof.sequence_case, size) for size in proof.SEQUENCE_SIZES]
 
@@ -435,6 +443,9 @@ def test_the_proof_compares_all_that_a_step_changes(make, size: int, seed: int) 
     given = (case, torch.float64, seed)
     before, after = (proof.results(engine, *given) for engine in (Idle(), TorchEngine()))
     assert errors.keys() == after.keys()
+    measured = {"loss", "accuracy", "gradients"}
+    measured |= {f"{kind} validation{end}" for kind in ("own", "shared") for end in ("", " loss")}
+    assert {name for name in after if "." not in name} == measured
     has_statistics = len(case.shape.statistics.parameters) > 0
     assert len([name for name in after if "." in name]) == 4 + has_statistics
     for name in (name for name in after if "." in name):
