@@ -149,6 +149,14 @@ def test_what_spoils_results_is_told(changed: dict, told: list[str]) -> None:
             "Training images have a mean brightness of 0.30, test images of 0.64: were both "
             "prepared in one way?",
         ),
+        (
+            {
+                "train_images": coloured(TRAIN),
+                "test_images": put(coloured(TEST), np.s_[..., 1:], 255),
+            },
+            "Training images have a mean brightness of 0.30, test images of 0.61: were both "
+            "prepared in one way?",
+        ),
     ],
 )
 def test_labels_from_1_rare_classes_and_brightness_are_noticed(changed: dict, told: str) -> None:

@@ -253,6 +253,8 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
         name="text", root=str(tmp_path / "own.txt"), context=LENGTH, tokenizer=str(file)
     )
     monkeypatch.setattr(tokens, "PIECE", 100)
+    first, _ = tokens.encode(text.read_bytes([tmp_path / "own.txt"]), str(file))
+    assert isinstance(first, np.memmap)  # though it has just been made
     found = text.load_text(cfg)
     assert found.tokens.dtype == torch.int32
     assert tokenizer.decode(found.tokens.tolist()) == words
