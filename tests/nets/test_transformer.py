@@ -128,9 +128,12 @@ def test_all_blueprints_and_blends_train_as_plain_modules_in_a_loop(case) -> Non
     report = TorchEngine().train_(nets, weights, alpha, active, feed, BATCHES)
     for env, net in enumerate(networks):
         momentum: dict[str, Tensor] = {}
-        losses = [
-            plain_step(net, tokens[:, :-1], tokens[:, 1:], momentum) for tokens in feed.tokens
-        ]
+        losses = []
+        hits = 0
+        for x, y in zip(feed.tokens[..., :-1], feed.tokens[..., 1:], strict=True):
+            hits += int((net(x).argmax(-1) == y).sum())
+            losses.append(plain_step(net, x, y, momentum))
+        assert float(report.accuracy[env]) == pytest.approx(100 * hits / (BATCHES * BATCH * LENGTH))
         torch.testing.assert_close(
             float(report.loss[env]), sum(losses) / BATCHES, rtol=1e-10, atol=0
         )
