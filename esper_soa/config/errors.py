@@ -61,7 +61,7 @@ class RankLostError(Exception):
     """One of a run's processes ended early or does not answer: one clear message, exit status 1."""
 
 
-@dataclass(eq=False)
+@dataclass
 class PrunedError(Exception):
     """A search stopped the run, as its accuracy was below that of other trials."""
 

@@ -1,5 +1,6 @@
 """Settings composed from Python: the command line's, without a trace in a caller's Hydra."""
 
+import copy
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
 from omegaconf import OmegaConf
@@ -48,7 +51,9 @@ def test_a_budget_changes_how_much_is_played_and_nothing_else() -> None:
 
 def test_the_hydra_of_the_caller_stays_as_it_is() -> None:
     assert not GlobalHydra.instance().is_initialized()
+    Singleton._instances.pop(Plugins, None)
     compose_settings("smoke")
+    assert Plugins in Singleton._instances, "found once per process"
     assert not GlobalHydra.instance().is_initialized()
     with initialize_config_dir(config_dir(), job_name="mine", version_base="1.3"):
         mine = GlobalHydra.instance().hydra
@@ -81,6 +86,7 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
         assert OmegaConf.to_container(store.load("train_schema.yaml").node) == {"rounds": 1}
         assert OmegaConf.create({"when": "${now:%Y}"}).when == "mine"
         assert vars(store).get("__deepcopy__") is before.get("__deepcopy__")
+        assert copy.deepcopy(store) is store, "which takes most of the time of composing"
     finally:
         OmegaConf.clear_resolver("now")
         store.repo = schemas

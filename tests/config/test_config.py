@@ -16,14 +16,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.errors import SettingError, UserError, one_line
 from esper_soa.config.hydra_versions import INITIALIZE
-from esper_soa.config.nets import DataConfig, host_slots
-from esper_soa.config.paths import config_dir
-from esper_soa.config.ranges import RULE, Items, NumberTable, Range
+from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
+from esper_soa.config.paths import config_dir, user_path
+from esper_soa.config.ranges import RULE, Items, NumberTable, Range, env_numbers
 from esper_soa.config.settings import (
     EvaluateConfig,
     TrainConfig,
+    evaluation_from,
     register_schema,
     settings_from,
 )
@@ -144,7 +145,7 @@ def test_every_sweep_composes_and_its_jobs_take_turns_on_gpus(sweep: str) -> Non
 
 
 def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
-    by_turns = 'device="cuda:${modulo:${hydra:job.num},%d}"'
+    by_turns = 'device="cuda:${modulo:${hydra:job.num},%s}"'
     told = (
         r"^configuration: SettingError raised while resolving interpolation: "
         r"modulo=None,3: must be a whole number, and a count of at least 1\. A job has its "
@@ -152,13 +153,14 @@ def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
     )
     with pytest.raises(UserError, match=told):
         job_settings(by_turns % 3)
-    told = (
-        r"^configuration: SettingError raised while resolving interpolation: modulo=5,0: "
-        r"must be a whole number, and a count of at least 1\. full_key: device "
-        r"object_type=TrainConfig$"
-    )
-    with pytest.raises(UserError, match=told):
-        job_settings(by_turns % 0, numbers=[5])
+    for count in (0, "few"):
+        told = (
+            rf"^configuration: SettingError raised while resolving interpolation: modulo=5,{count}:"
+            r" must be a whole number, and a count of at least 1\. full_key: device "
+            r"object_type=TrainConfig$"
+        )
+        with pytest.raises(UserError, match=told):
+            job_settings(by_turns % count, numbers=[5])
 
 
 def test_jobs_share_the_cores() -> None:
@@ -343,6 +345,48 @@ def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, sett
     assert settings(*asked).policy.imitation.rounds == 0
     with pytest.raises(UserError, match=setting):
         settings(*asked, "policy.imitation.rounds=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("\0", "embedded null byte"),
+        ("x" * 256, "File name too long"),
+        ("~nobody_here/x", "Could not determine home directory."),
+        ("\udc80", "'utf-8' codec can't encode character '\\udc80' in position 0: surrogates"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_told_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        user_path("to", text)
+    given = one_line(text)
+    assert str(raised.value).startswith(f"to={given}: must be a path that can be used ({reason}")
+
+
+def test_a_path_may_lead_to_nothing_yet(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (Path("~", "none"), tmp_path / "none", tmp_path / "file" / "below"):
+        assert user_path("to", str(path)) == path.expanduser()
+
+
+def test_settings_without_our_schema_are_refused() -> None:
+    told = "^configuration: the primary config must list train_schema first in its defaults$"
+    with pytest.raises(UserError, match=told):
+        settings_from(OmegaConf.create({"rounds": 3}))
+    told = "^configuration: the primary config must list evaluate_schema first in its defaults$"
+    with pytest.raises(UserError, match=told):
+        evaluation_from(OmegaConf.create({"envs": 3}))
+
+
+def test_a_number_that_envs_have_of_their_own_is_none_for_all() -> None:
+    task = TrainConfig(task=TaskConfig(host_lr="[0.1, 0.2]")).task
+    told = r"^task\.host_lr=\[0\.1, 0\.2\]: must be one number for all envs here\.$"
+    with pytest.raises(SettingError, match=told):
+        task.number("host_lr")
+    assert task.number("seed_lr") == 0.01
+    assert [env_numbers(text) for text in ("[1, 2]", "uniform( 1,2 )")] == [(1, 2), (1, 2, 0, 0)]
+    with pytest.raises(ValueError, match="^fast is neither a list nor a range$"):
+        env_numbers("fast")
 
 
 FREE = {"run_dir", "resume", "slots", "data.root", "data.tokenizer"}

@@ -98,7 +98,9 @@ ARM = (
 )
 
 
-def test_a_processor_is_its_machine_its_features_and_what_compilers_look_at() -> None:
+def test_a_processor_is_its_machine_its_features_and_what_compilers_look_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = processor.processor_of("x86_64", 2 * X86.format(mhz=2000.1))
     assert found[:2] == ("x86_64", {"fpu", "avx2", "fma"})
     assert found.kind == processor.processor_of("x86_64", X86.format(mhz=2400.0)).kind
@@ -107,5 +109,8 @@ def test_a_processor_is_its_machine_its_features_and_what_compilers_look_at() ->
         assert found.kind != other.kind
     arm = processor.processor_of("aarch64", ARM.format(part="0xd0c"))
     assert arm[:2] == ("aarch64", {"fp", "asimd"})
-    assert arm.kind != processor.processor_of("aarch64", ARM.format(part="0xd40")).kind
+    others = (ARM.format(part="0xd40"), ARM.format(part="0xd0c").replace("0x41", "0x42"))
+    assert arm.kind not in [processor.processor_of("aarch64", other).kind for other in others]
     assert processor.processor_of("x86_64", "") == ("x86_64", frozenset(), "")
+    monkeypatch.setattr(processor, "CPUINFO", Path("/nowhere"))
+    assert processor.this_processor() == (platform.machine(), frozenset(), "")

@@ -270,6 +270,28 @@ def test_what_is_marked_is_what_it_was_and_what_derives_from_it_is_not_marked() 
     assert registry.marked_name(registry.BLUEPRINT, Grouped) == "grouped"
     assert registry.marked_name(registry.BLUEPRINT, Derived) is None
     assert registry.marked_name(registry.REWARD, Grouped) is None
+    told = "<built-in function len> is not marked by @esper_soa.layer, so no file can name it"
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        registry.reference_to(registry.LAYER, len)
+    assert registry.num_required(lambda one, /, other=1, *, third: one) == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(ZeroDivisionError, AssertionError, AttributeError, KeyError, NameError),
+        *(RuntimeError, TypeError, ValueError),
+    ],
+)
+def test_what_a_users_code_raises_is_a_finding_in_one_line(fault: type[Exception]) -> None:
+    found: list[str] = []
+    with registry.collect_faults(found):
+        raise fault("two\nlines")
+    told = f"it raises {fault.__name__}: {{0}}two\\nlines{{0}}"
+    assert found in ([told.format("")], [told.format("'")])
+    with registry.collect_faults(found, "then"):
+        pass
+    assert len(found) == 1
 
 
 def test_a_module_among_other_parts_is_refused() -> None:

@@ -44,7 +44,7 @@ class MeasureComparison(NamedTuple):
         """Mean over standard deviation of the differences, times Hedges' factor (Hedges 1981)."""
         mean = self.interval.mean
         if self.spread == 0:
-            return math.copysign(math.inf, mean) if mean else 0.0
+            return math.inf if mean else 0.0
         return (1 - 3 / (4 * (len(self.differences) - 1) - 1)) * mean / self.spread
 
     @property

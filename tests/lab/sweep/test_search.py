@@ -74,6 +74,12 @@ def test_overrides_become_the_space_that_they_name() -> None:
             "rounds=5",
             "run_dir=a",
             "resume=auto",
+            "hydra.job.name=x",
+            "name='a b'",
+            "policy.ppo.epochs=range(4,0,-2)",
+            "policy.ppo.minibatches=range(1,2)",
+            "policy.ppo.value_coef=range(0.25,0.5,0.125)",
+            "policy.ppo.gae_lambda=interval(0,0.5)",
         ]
     )
     kinds = optuna.distributions
@@ -84,8 +90,12 @@ def test_overrides_become_the_space_that_they_name() -> None:
         "steps": kinds.IntDistribution(10, 30, step=10),
         "reward": kinds.CategoricalDistribution(["shaped", "escrow"]),
         "slots": kinds.CategoricalDistribution(["[r0c0]", "[r0c0,r0c1]"]),
+        "policy.ppo.epochs": kinds.CategoricalDistribution(["4", "2"]),
+        "policy.ppo.minibatches": kinds.CategoricalDistribution(["1"]),
+        "policy.ppo.value_coef": kinds.CategoricalDistribution(["0.25", "0.375"]),
+        "policy.ppo.gae_lambda": kinds.FloatDistribution(0, 0.5),
     }
-    assert space.record()["fixed"] == ["rounds=5"]
+    assert space.record()["fixed"] == ["name='a b'", "rounds=5"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +154,9 @@ def test_the_study_chooses_and_prunes_as_it_is_asked_to(tmp_path: Path) -> None:
         folder.mkdir()
         return search.load_study(OmegaConf.create(SWEEPER | changed), folder)
 
+    optuna.logging.set_verbosity(optuna.logging.INFO)
     first = made(sampler="tpe", startup_trials=3, warmup_rounds=2)
+    assert optuna.logging.get_verbosity() == optuna.logging.WARNING
     assert isinstance(first.sampler, optuna.samplers.TPESampler)
     assert (first.sampler._n_startup_trials, first.sampler._constant_liar) == (3, True)
     assert made(sampler="tpe", n_jobs=1).sampler._constant_liar is False
@@ -207,33 +219,63 @@ def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_al
 def test_the_best_of_a_search_is_that_of_the_highest_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Trials 1 and 3 do not come to their end, and 4 leaves no record: a second call plays them."""
     config = OmegaConf.structured(TrainConfig())
+    params = {"rounds": 7, "name": "found"}
+    sweeper = SWEEPER | {"n_trials": 5, "params": params}
     with open_dict(config):
-        config.hydra = {"sweeper": SWEEPER, "sweep": {"dir": str(tmp_path)}}
-    worth = {0: 40.0, 1: 70.0, 2: 55.0}
+        config.hydra = {"sweeper": sweeper, "sweep": {"dir": str(tmp_path)}}
+    worth = {2: 55.0}
     asked = []
 
     class Launcher:
         def launch(self, overrides: list[list[str]], initial_job_idx: int) -> None:
             asked.append((initial_job_idx, len(overrides)))
             for number, own in enumerate(overrides, initial_job_idx):
+                gamma = trials(tmp_path)[number].params["policy.ppo.gamma"]
+                assert own == ["rounds=3", "name=found", f"policy.ppo.gamma={gamma}"]
                 status = jobs.DONE if number in worth else jobs.PRUNED
+                status = jobs.FAILED if worth == {2: 55.0} and number in (1, 3) else status
                 record = jobs.JobRecord(number, own, "", status, worth.get(number, 99.0))
-                jobs.save_record(tmp_path, record)
+                if worth != {2: 55.0} or number < 4:
+                    jobs.save_record(tmp_path, record)
 
     arguments = ["policy.ppo.gamma=interval(0.9,1)", "rounds=3"]
+    assert search.search(config, arguments, Launcher()) == 55.0
+    assert asked == [(0, 2), (2, 2), (4, 1)]
+    assert OmegaConf.load(tmp_path / "multirun.yaml") == config
+    with pytest.raises(UserError, match="already holds a search"):
+        search.search(config, arguments, Launcher())
+    worth |= {1: 70.0, 4: 60.0}
+    capsys.readouterr()
+    config.resume = "auto"
     assert search.search(config, arguments, Launcher()) == 70.0
-    assert asked == [(0, 2), (2, 2)]
+    assert asked[3:] == [(1, 1), (3, 2)]
     best = trials(tmp_path)[1].params["policy.ppo.gamma"]
-    told = f"4 trials, best is job 1: 70.00 % validation accuracy with policy.ppo.gamma={best}"
-    assert told in capsys.readouterr().out
+    told = f"5 trials, best is job 1: 70.00 % validation accuracy with policy.ppo.gamma={best}"
+    assert capsys.readouterr().out == f"search   {told}\n"
+    hopeless = tmp_path / "hopeless"
+    hopeless.mkdir()
+    config.hydra = {"sweeper": sweeper | {"n_trials": 1}, "sweep": {"dir": str(hopeless)}}
+    assert search.search(config, arguments, SimpleNamespace(launch=lambda *_, **__: [])) is None
 
 
 def test_a_search_goes_on_as_itself_alone(tmp_path: Path) -> None:
     settings = OmegaConf.create(SWEEPER)
     space = search.space_of(["policy.ppo.gamma=interval(0.9,1)", "rounds=3"])
     search.open_study(settings, tmp_path, space, False)
-    search.open_study(settings, tmp_path, space, True)
+    same = search.space_of(["rounds=3", "hydra.job.name=x", "policy.ppo.gamma=interval(0.9,1)"])
+    search.open_study(settings, tmp_path, same, True)
+    told = "already holds a search. Choose another folder, or go on with resume=auto"
+    with pytest.raises(UserError, match=f"^run_dir={tmp_path}: {told}$"):
+        search.open_study(settings, tmp_path, space, False)
+    for changed, told in (
+        ({"sampler": "best"}, "sampler=best: must be one of tpe, random"),
+        ({"pruner": "mean"}, "pruner=mean: must be one of median, halving, none"),
+    ):
+        other = OmegaConf.create(SWEEPER | changed)
+        with pytest.raises(UserError, match=rf"^hydra\.sweeper\.{told}\.$"):
+            search.open_study(other, tmp_path, space, True)
     for low, rounds in ((0.8, 3), (0.9, 4)):
         changed = search.space_of([f"policy.ppo.gamma=interval({low},1)", f"rounds={rounds}"])
         with pytest.raises(UserError) as caught:
