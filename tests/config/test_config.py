@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import SettingError, UserError, one_line
+from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
-from esper_soa.config.paths import config_dir, user_path
+from esper_soa.config.paths import config_dir
 from esper_soa.config.ranges import RULE, Items, NumberTable, Range, env_numbers
 from esper_soa.config.settings import (
     EvaluateConfig,
@@ -345,28 +345,6 @@ def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, sett
     assert settings(*asked).policy.imitation.rounds == 0
     with pytest.raises(UserError, match=setting):
         settings(*asked, "policy.imitation.rounds=1")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("\0", "embedded null byte"),
-        ("x" * 256, "File name too long"),
-        ("~nobody_here/x", "Could not determine home directory."),
-        ("\udc80", "'utf-8' codec can't encode character '\\udc80' in position 0: surrogates"),
-    ],
-)
-def test_a_path_that_cannot_be_used_is_told_with_the_reason(text: str, reason: str) -> None:
-    with pytest.raises(SettingError) as raised:
-        user_path("to", text)
-    given = one_line(text)
-    assert str(raised.value).startswith(f"to={given}: must be a path that can be used ({reason}")
-
-
-def test_a_path_may_lead_to_nothing_yet(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (Path("~", "none"), tmp_path / "none", tmp_path / "file" / "below"):
-        assert user_path("to", str(path)) == path.expanduser()
 
 
 def test_settings_without_our_schema_are_refused() -> None:

@@ -143,8 +143,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 def cases(names: Iterable[str]) -> list:
     """For `parametrize`; only root can make something of another user."""
-    others = ("of another user", "not theirs")
-    return [pytest.param(one, marks=as_root if one in others else []) for one in names]
+    return [pytest.param(one, marks=as_root if one == "of another user" else []) for one in names]
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["library", "digest"])
@@ -214,30 +213,10 @@ def refusal(folder: Path) -> str:
     return err.splitlines()[-1]
 
 
-REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "group": (lambda folder: folder.chmod(0o770), "others can write in {} (mode 770): delete it"),
-    "all": (lambda folder: folder.chmod(0o722), "others can write in {} (mode 722): delete it"),
-    "a link": (link, "{} is a link or no folder"),
-    "dangling": (lambda folder: folder.symlink_to("nowhere"), "{} is a link or no folder"),
-    "not theirs": (lambda folder: os.chown(folder, 54321, 54321), "{} belongs to user 54321"),
-}
-
-
-@pytest.mark.parametrize("damage", cases(REFUSED))
-def test_a_folder_that_is_not_the_users_own_alone_is_refused(warm: Path, damage: str) -> None:
-    if damage == "dangling":
-        shutil.rmtree(warm)
-    change, words = REFUSED[damage]
-    change(warm)
-    assert words.format(f"the cache folder {warm}") in refusal(warm)
-    assert not warm.with_name("nowhere").exists()
-
-
-def test_a_folder_that_others_can_only_read_is_closed_to_them(warm: Path) -> None:
-    warm.chmod(0o755)
-    status, _, err = ended(start(XDG_CACHE_HOME=str(warm.parent), CC=NO_COMPILER))
-    assert status == 0, err
-    assert stat.S_IMODE(warm.stat().st_mode) == 0o700
+def test_a_folder_that_is_not_the_users_own_alone_is_refused(warm: Path) -> None:
+    warm.chmod(0o722)
+    told = f"others can write in the cache folder {warm} (mode 722): delete it"
+    assert told in refusal(warm)
 
 
 @pytest.mark.parametrize("part", [0, 1])
