@@ -1,5 +1,6 @@
 """The command line as a user meets it: exit status, one clear message, start-up without torch."""
 
+import platform
 import subprocess
 import sys
 from importlib import metadata
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from program import ENVIRONMENT, finished
 
-from esper_soa.config.arguments import prepare_arguments
+from esper_soa.config.arguments import prepare_arguments, show_help_or_version
 from esper_soa.config.errors import UserError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig
@@ -61,6 +62,8 @@ def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str,
         ("experiment=smoke", "experiment=smoke: must be added. Give [+]experiment=smoke."),
         ("reward=shaped,simplifed", "reward=simplifed: must be .* Did you mean simplified?"),
         ("+sweep=[joblib,gpu]", "sweep=gpu: must be .* Did you mean gpus?"),
+        ("sweep=gpus", "sweep=gpus: must be added. Give [+]sweep=gpus."),
+        ("budget=hour", "budget=hour: must be added. Give [+]budget=hour."),
     ],
 )
 def test_an_unknown_option_is_told_with_what_may_have_been_meant(overrides: str, told: str) -> None:
@@ -69,7 +72,11 @@ def test_an_unknown_option_is_told_with_what_may_have_been_meant(overrides: str,
 
 
 @pytest.mark.parametrize(
-    "overrides", ["task=my_task --config-dir=mine", "reward=${oc.env:REWARD}", "policy=mine:Agent"]
+    "overrides",
+    [
+        *("task=my_task --config-dir=mine", "task=my_task -cd mine", "reward=${mode}"),
+        *("task=my_task hydra.searchpath=[mine]", "reward=${oc.env:REWARD}", "policy=mine:Agent"),
+    ],
 )
 def test_options_of_other_folders_and_interpolations_are_left_to_hydra(overrides: str) -> None:
     given = overrides.split()
@@ -93,11 +100,14 @@ def test_what_settings_hold_and_hydra_knows_passes_with_flags_anywhere() -> None
         "policy@policy=wait",
         "reward.mode=net",
     ]
-    assert prepare_arguments([*given, "-m", "envs=0"], TrainConfig) == ["-m", *given, "envs=0"]
+    for flag in ("-m", "--multirun", "-r", "--run", "--resolve"):
+        assert prepare_arguments([*given, flag, "envs=0"], TrainConfig) == [flag, *given, "envs=0"]
 
 
 @pytest.mark.parametrize("program", ["train", "evaluate"])
-def test_help_fits_a_screen_and_the_version_is_ours(tmp_path: Path, program: str) -> None:
+def test_help_fits_a_screen_and_the_version_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, program: str
+) -> None:
     shown = finished("--help", folder=tmp_path, program=program)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert 8 < shown.stdout.count("\n") <= 28
@@ -108,8 +118,14 @@ def test_help_fits_a_screen_and_the_version_is_ours(tmp_path: Path, program: str
         assert "hydra: " not in shown.stdout
     version = finished("--version", folder=tmp_path, program=program)
     assert version.returncode == 0
-    assert version.stdout.startswith(f"esper-soa {metadata.version('esper-soa')} (Python 3.")
+    others = (f"{one} {metadata.version(one)}" for one in ("torch", "tensordict", "hydra-core"))
+    python = f"Python {platform.python_version()}"
+    told = f"esper-soa {metadata.version('esper-soa')} ({', '.join([python, *others])})\n"
+    assert version.stdout == told
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(sys, "argv", ["esper", "-h"])
+    assert show_help_or_version(program)
+    assert capsys.readouterr().out == shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import re
 from dataclasses import asdict, dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,12 @@ def test_the_hydra_of_the_caller_stays_as_it_is() -> None:
         assert JobRuntime.instance().get("name") == "mine"
         assert compose("train", ["rounds=3"]).rounds == 3
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_threads_compose_one_after_the_other() -> None:
+    with ThreadPool(4) as pool:
+        found = pool.map(lambda rounds: compose_settings("", [f"rounds={rounds}"]), range(1, 5))
+    assert [cfg.rounds for cfg in found] == [1, 2, 3, 4]
 
 
 @dataclass
@@ -132,6 +139,8 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
         ),
         ("smoke", "envs=", "envs"),
         ("smoke", "envs=4 steps", "overrides: "),
+        ("smoke", "tasks=${nowhere}", "^overrides: Interpolation key 'nowhere' not found"),
+        ("smoke", f"envs={'x' * 300}", r"^overrides: .{200}\.\.\.$"),
     ],
 )
 def test_what_cannot_be_composed_is_told_in_one_line(

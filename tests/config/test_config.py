@@ -3,7 +3,7 @@
 import copy
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -277,6 +277,7 @@ telemetry.level=full telemetry.console=envs
 slots=[r0c0,r0c1] policy.ppo.probability_floor.slot=0.5
 policy.schedule.blueprint=lora
 task.host_lr='[0.1]'
+data.name='[synthetic]'
 task.host_lr='uniform(0.1,1000)'
 gates.min_blending_steps='[1,2]'
 policy.network.features=16
@@ -343,6 +344,7 @@ def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, sett
         settings("policy.name=wait", f"control={policy}", "task.blueprints=[conv_small]")
     asked = ["task.blueprints=[conv_small]", f"policy.imitation.teacher={policy}"]
     assert settings(*asked).policy.imitation.rounds == 0
+    settings("policy.name=wait", *asked, "policy.imitation.rounds=1")
     with pytest.raises(UserError, match=setting):
         settings(*asked, "policy.imitation.rounds=1")
 
@@ -420,5 +422,26 @@ def test_a_switch_or_a_word_is_no_number_and_a_word_is_no_list() -> None:
     for wrong in (True, "3", None, [3]):
         with pytest.raises(SettingError, match=r"^envs=.+: must be in \[1, 1048576\]\.$"):
             replace(TrainConfig(), envs=wrong)
+    cfg = TrainConfig()
     with pytest.raises(SettingError, match=r"^policy\.schedule\.advance=12: must be a list\.$"):
-        replace(TrainConfig().policy.schedule, advance="12")
+        replace(cfg.policy.schedule, advance="12")
+    with pytest.raises(SettingError, match=r"^gates\.min_blending_steps=None: must be a whole"):
+        replace(cfg.gates, min_blending_steps=None)
+    with pytest.raises(SettingError, match=r"^policy\.ppo\.entropy_floor='': must be a number for"):
+        replace(cfg.policy.ppo, entropy_floor=[0.1])
+
+
+def test_settings_share_no_list_or_table() -> None:
+    for one, other in zip(flat(TrainConfig()), flat(TrainConfig()), strict=True):
+        assert type(one) in (list, dict)
+        assert one is not other
+
+
+def flat(settings: object) -> list[object]:
+    """Lists and tables within `settings`."""
+    found = [value for _, part in parts("", settings) for value in vars(part).values()]
+    return [
+        value
+        for value in found
+        if isinstance(value, Sequence | Mapping) and not isinstance(value, str)
+    ]

@@ -342,6 +342,7 @@ def test_the_learned_policy_of_a_scripted_run_is_refused(tmp_path: Path) -> None
         ({"episodes": 0}, r"^episodes=0: must be in \[1, 1000000\]\.$"),
         ({"confidence": 1.0}, r"^confidence=1\.0: must be in \(0, 1\)\.$"),
         ({"checkpoint": ""}, r"^checkpoint='': must be a checkpoint or a run folder\.$"),
+        ({"checkpoint": "auto"}, r"^checkpoint=auto: must be a checkpoint or a run folder\.$"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(changed: dict, told: str) -> None:

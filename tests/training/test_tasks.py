@@ -254,3 +254,9 @@ def test_what_cannot_be_played_together_is_refused_by_name(words: list[str], tol
     with pytest.raises(UserError) as caught:
         compose_settings("smoke", words)
     assert str(caught.value) == told
+
+
+def test_tasks_without_a_learning_policy_may_offer_other_blueprints() -> None:
+    words = "tasks=[cifar_impaired,'cifar_minimal +task.blueprints=[norm,my:Own]']"
+    cfg = compose_settings("smoke", [words, "policy=wait"])
+    assert [one.task.blueprints[-1] for one in cfg.by_task.values()][1] == "my:Own"
