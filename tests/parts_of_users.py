@@ -91,7 +91,7 @@ def of_parts(name: str, *parts: Part) -> Callable[[], tuple[Part, ...]]:
 one_of_two = of_parts("same", Conv())
 other_of_two = of_parts("same", Conv())
 taken = of_parts("norm", Conv())
-narrower = of_parts("narrower", Conv(NARROW))
+narrower = also_narrower = of_parts("narrower", Conv(NARROW))
 dense = of_parts("dense", Dense())
 
 

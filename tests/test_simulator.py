@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -341,6 +342,13 @@ def test_the_package_offers_its_names_and_imports_torch_only_when_asked() -> Non
     assert all(getattr(esper_soa, name) for name in esper_soa.__all__)
     with pytest.raises(AttributeError, match="^module 'esper_soa' has no attribute 'mak'$"):
         esper_soa.mak  # noqa: B018
+    assert esper_soa.__version__ == metadata.version("esper-soa")
+
+
+def test_what_a_name_needs_is_told_as_python_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "esper_soa.simulator", None)
+    with pytest.raises(ModuleNotFoundError, match="^import of esper_soa.simulator halted"):
+        esper_soa.make  # noqa: B018
 
 
 def test_a_simulator_reaches_few_modules_and_no_part_of_the_lab() -> None:

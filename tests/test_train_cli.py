@@ -84,9 +84,11 @@ def test_options_of_other_folders_and_interpolations_are_left_to_hydra(overrides
 
 
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
-    done = finished("+experiment=smoke", "device=cuda:1", "--cfg", "job", folder=tmp_path)
+    given = ["+experiment=smoke", "device=cuda:1", "seed=${modulo:7,4}"]
+    done = finished(*given, "--cfg", "job", "--resolve", folder=tmp_path)
     assert done.returncode == 0
     assert "\ndevice: cuda:1\n" in done.stdout
+    assert "\nseed: 3\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

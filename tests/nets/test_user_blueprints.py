@@ -248,6 +248,10 @@ def test_a_name_of_other_signs_is_refused_where_it_is_given() -> None:
     told = "^blueprint 'two words': its name must be of at most 60 letters, digits, '_' and '-'$"
     with pytest.raises(ValueError, match=told):
         registry.blueprint("two words")
+    registry.blueprint("n" * 60)
+    with pytest.raises(ValueError, match="^blueprint 'n{61}': its name must be"):
+        registry.blueprint("n" * 61)
+    assert registry.is_reference("a.b.c:name")
 
 
 def test_the_mark_of_an_agent_and_the_package_of_that_name_are_one_to_users() -> None:
@@ -289,9 +293,18 @@ def test_what_a_users_code_raises_is_a_finding_in_one_line(fault: type[Exception
         raise fault("two\nlines")
     told = f"it raises {fault.__name__}: {{0}}two\\nlines{{0}}"
     assert found in ([told.format("")], [told.format("'")])
-    with registry.collect_faults(found, "then"):
-        pass
-    assert len(found) == 1
+
+
+def test_faults_are_told_once_each_and_a_module_without_parts_as_such() -> None:
+    with (
+        pytest.raises(SettingError, match=r"^host=a:b: must be a host\. one; two\.$"),
+        registry.raise_faults("host", "a:b", "a host") as faults,
+    ):
+        faults += ["one", "two", "one"]
+    with pytest.raises(SettingError) as raised:
+        registry.find(registry.AGENT, "json:mine", "control")
+    told = 'an agent that json registers (none). @esper_soa.agent("mine") above a function or class'
+    assert str(raised.value) == f"control=json:mine: must be {told} there registers it."
 
 
 def test_a_module_among_other_parts_is_refused() -> None:

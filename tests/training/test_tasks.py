@@ -165,6 +165,8 @@ def test_tasks_are_what_the_settings_make_of_each_alone() -> None:
 def test_without_a_choice_every_task_has_data_of_its_kind() -> None:
     cfg = compose_settings("smoke", ["data=auto", "tasks=[cifar_impaired,text_small]"])
     assert [one.data.name for one in cfg.by_task.values()] == ["auto", "text"]
+    longer = ["data=auto", "task=text_small", "task.transformer.context=16"]
+    assert compose_settings("smoke", longer).data.context == 16
     rooted = ["data=auto", "data.root=images", "task=text_small"]
     assert compose_settings("smoke", rooted).data.name == "auto"
 
@@ -194,6 +196,7 @@ def test_a_resumed_run_may_change_of_a_task_what_it_may_of_one_alone(
 def test_a_single_task_is_the_run_on_it() -> None:
     listed = compose_settings("smoke", ["tasks=['cifar_minimal envs=3']"])
     assert listed == compose_settings("smoke", ["task=cifar_minimal", "envs=3"])
+    assert listed.by_task == {"cifar_minimal": listed}
 
 
 def test_a_simulator_is_of_one_task() -> None:

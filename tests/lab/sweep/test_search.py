@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf, open_dict
 from program import ENVIRONMENT
 from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
@@ -16,6 +17,7 @@ from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
 from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep import jobs
+from hydra_plugins.esper_soa_sweeps.search import OptunaSweeper
 
 optuna = pytest.importorskip("optuna")
 search = pytest.importorskip("esper_soa.lab.sweep.search")
@@ -191,6 +193,8 @@ def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_al
     tmp_path: Path,
 ) -> None:
     study = search.load_study(OmegaConf.create(SWEEPER), tmp_path)
+    for _ in range(3):
+        study.ask({})
     run = SimpleNamespace(cfg=SimpleNamespace(rounds=3))
 
     def played(trial: int, accuracies: list[float], first: int = 1) -> None:
@@ -202,22 +206,19 @@ def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_al
         for number, accuracy in enumerate(accuracies, first):
             watch.on_round_end(run, {"round": number, "accuracy": {"mean": accuracy}})
 
-    study.ask({})
     played(0, [10.0, 20.0])
     played(0, [99.0, 30.0], first=2)  # what was told before the run was cut off stands
     study.tell(0, 30.0)
-    study.ask({})
     with pytest.raises(PrunedError, match=r"^pruned after 2 rounds at 6\.00 % accuracy$"):
         played(1, [5.0, 6.0])
     study.tell(1, state=optuna.trial.TrialState.PRUNED)
-    study.ask({})
     played(2, [10.5, 20.5, 20.6])  # the last round ends the run anyway
     told = [trial.intermediate_values for trial in trials(tmp_path)]
     assert told == [{0: 10.0, 1: 20.0, 2: 30.0}, {0: 5.0, 1: 6.0}, {0: 10.5, 1: 20.5, 2: 20.6}]
 
 
 def test_the_best_of_a_search_is_that_of_the_highest_accuracy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trials 1 and 3 do not come to their end, and 4 leaves no record: a second call plays them."""
     config = OmegaConf.structured(TrainConfig())
@@ -249,7 +250,12 @@ def test_the_best_of_a_search_is_that_of_the_highest_accuracy(
     worth |= {1: 70.0, 4: 60.0}
     capsys.readouterr()
     config.resume = "auto"
-    assert search.search(config, arguments, Launcher()) == 70.0
+    setup = {"hydra_context": "context", "task_function": "task", "config": config}
+    plugins = SimpleNamespace(instantiate_launcher=lambda **given: (given == setup) and Launcher())
+    monkeypatch.setattr(Plugins, "instance", lambda: plugins)
+    sweeper_of_hydra = OptunaSweeper(**sweeper)
+    sweeper_of_hydra.setup(**setup)
+    assert sweeper_of_hydra.sweep(arguments) == 70.0
     assert asked[3:] == [(1, 1), (3, 2)]
     best = trials(tmp_path)[1].params["policy.ppo.gamma"]
     told = f"5 trials, best is job 1: 70.00 % validation accuracy with policy.ppo.gamma={best}"
