@@ -76,6 +76,8 @@ def test_one_host_of_the_last_round_and_a_file_again(
             "PYTHONPATH=<folder> says where it lies.",
         ),
         (["nowhere"], "nowhere: is not the folder of a run"),
+        (["~nobody_here/x"], "RUN=~nobody_here/x: must be a path that can be used (Could not "),
+        (["RUN", "to=~nobody_here/x"], "to=~nobody_here/x: must be a path that can be used (Could"),
         (["policy.safetensors"], "holds a policy, which other programs cannot play"),
     ],
 )
@@ -111,5 +113,9 @@ def test_help_says_all_without_torch() -> None:
     program += "try: main()\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        "usage: esper-export RUN [env=best] [format=safetensors] [to=.] [import=MODULE]\n\n"
+        "Take a grown network out of a run.\n"
+    )
     for word in ("env=best", "format=safetensors", "to=.", "esper-soa[onnx]", "code", "import="):
         assert word in done.stdout

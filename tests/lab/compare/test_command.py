@@ -316,3 +316,9 @@ def test_a_command_ends_with_a_status(tmp_path: Path, capsys: pytest.CaptureFixt
         command.main([*TINY, "a="])
     assert ended.value.code == 2
     assert "error: groups=a" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--help"])
+    assert ended.value.code == 0
+    usage = 'usage: esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]'
+    head = f"{usage}\n\nCompare settings over seeds.\n"
+    assert capsys.readouterr().out.startswith(head)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf, open_dict
 from program import ENVIRONMENT
@@ -190,7 +191,7 @@ def test_numbers_of_a_search_have_a_least(tmp_path: Path, name: str, least: int)
 
 
 def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_all_play(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = search.load_study(OmegaConf.create(SWEEPER), tmp_path)
     for _ in range(3):
@@ -213,6 +214,14 @@ def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_al
         played(1, [5.0, 6.0])
     study.tell(1, state=optuna.trial.TrialState.PRUNED)
     played(2, [10.5, 20.5, 20.6])  # the last round ends the run anyway
+    hydra = OmegaConf.create(
+        {"sweeper": SWEEPER, "sweep": {"dir": str(tmp_path)}, "job": {"num": 1}}
+    )
+    hydra.sweeper["_target_"] = "hydra_plugins.esper_soa_sweeps.search.OptunaSweeper"
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydra}))
+    for ranks, tasks, pruners in ((1, ["a"], 1), (2, [], 0), (1, ["a", "b"], 0)):
+        found = jobs.pruner(OmegaConf.create({"ranks": ranks, "tasks": tasks}))
+        assert [type(one) for one in found] == [pruner.Pruner] * pruners
     told = [trial.intermediate_values for trial in trials(tmp_path)]
     assert told == [{0: 10.0, 1: 20.0, 2: 30.0}, {0: 5.0, 1: 6.0}, {0: 10.5, 1: 20.5, 2: 20.6}]
 
