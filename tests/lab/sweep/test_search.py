@@ -214,10 +214,8 @@ def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_al
         played(1, [5.0, 6.0])
     study.tell(1, state=optuna.trial.TrialState.PRUNED)
     played(2, [10.5, 20.5, 20.6])  # the last round ends the run anyway
-    hydra = OmegaConf.create(
-        {"sweeper": SWEEPER, "sweep": {"dir": str(tmp_path)}, "job": {"num": 1}}
-    )
-    hydra.sweeper["_target_"] = "hydra_plugins.esper_soa_sweeps.search.OptunaSweeper"
+    target = {"_target_": "hydra_plugins.esper_soa_sweeps.search.OptunaSweeper"}
+    hydra = {"sweeper": SWEEPER | target, "sweep": {"dir": str(tmp_path)}, "job": {"num": 1}}
     monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydra}))
     for ranks, tasks, pruners in ((1, ["a"], 1), (2, [], 0), (1, ["a", "b"], 0)):
         found = jobs.pruner(OmegaConf.create({"ranks": ranks, "tasks": tasks}))
