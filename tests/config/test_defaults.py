@@ -20,7 +20,6 @@ from esper_soa.config.env import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.config.errors import SettingError
 from esper_soa.config.ranges import RULE, Settings
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, flat_settings
 
@@ -121,11 +120,3 @@ def test_basic_plus_pays_seven_tenths_as_drip_unless_told_otherwise() -> None:
 def test_advance_is_disabled_only_where_every_gate_forwards_by_itself(off: str) -> None:
     cfg = LifecycleConfig(**{f"auto_forward_g{gate}": off[-1:] != str(gate) for gate in (1, 2, 3)})
     assert cfg.advance_disabled == (off == "")
-
-
-@pytest.mark.parametrize("name", ["hidden", "features", "slot_features"])
-def test_widths_of_the_network_are_multiples_of_eight(name: str) -> None:
-    with pytest.raises(
-        SettingError, match=rf"^policy\.network\.{name}=12: must be a multiple of 8\.$"
-    ):
-        NetworkConfig(**{name: 12})

@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,54 +82,32 @@ def test_a_cache_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def link(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    folder.symlink_to("elsewhere")
-
-
-def become_a_file(folder: Path) -> None:
-    folder.rmdir()
-    folder.touch()
-
-
-REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "group": (lambda folder: folder.chmod(0o770), "others can write in {} (mode 770): delete it"),
-    "all": (lambda folder: folder.chmod(0o722), "others can write in {} (mode 722): delete it"),
-    "a link": (link, "{} is a link or no folder: delete it (Not a directory)"),
-    "dangling": (
-        lambda folder: (folder.rmdir(), folder.symlink_to("nowhere")),
-        "{} is a link or no folder: delete it (Not a directory)",
-    ),
-    "a file": (become_a_file, "{} is a link or no folder: delete it (Not a directory)"),
-}
-
-
-@pytest.mark.parametrize("damage", REFUSED)
-def test_a_folder_that_is_not_the_users_own_alone_is_refused(tmp_path: Path, damage: str) -> None:
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    change, words = REFUSED[damage]
-    change(folder)
-    with pytest.raises(paths.FolderError) as raised:
-        paths.open_folder(folder)
-    assert str(raised.value) == words.format(f"the cache folder {folder}")
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_folder_of_another_user_is_refused_and_one_that_cannot_be_made(
+def test_a_folder_that_is_not_the_users_own_alone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    below = tmp_path / "file" / "cache"
+    for name, mode in (("group", 0o770), ("all", 0o722), ("theirs", 0o700)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    for name, target in (("link", "group"), ("dangling", "nowhere")):
+        (tmp_path / name).symlink_to(target)
+    no_folder = f"the cache folder {tmp_path}/{{}} is a link or no folder: delete it (Not a"
+    below = f"{tmp_path}/file/below"
     me = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    for folder, told in (
-        (tmp_path, f"{tmp_path} belongs to user {me}: set XDG_CACHE_HOME to another"),
-        (below, f"{below} cannot be written: [Errno 17] File exists: '{below.parent}'"),
-    ):
+    for name, told in {
+        "group": f"others can write in the cache folder {tmp_path}/group (mode 770): delete it",
+        "all": f"others can write in the cache folder {tmp_path}/all (mode 722): delete it",
+        **{one: f"{no_folder.format(one)} directory)" for one in ("link", "dangling", "file")},
+        "file/below": f"the cache folder {below} cannot be written: [Errno 17] File exists: "
+        f"'{tmp_path}/file'",
+        "theirs": f"the cache folder {tmp_path}/theirs belongs to user {me}: set XDG_CACHE_HOME to "
+        "another",
+    }.items():
+        monkeypatch.setattr(os, "geteuid", lambda number=me + (name == "theirs"): number)
         with pytest.raises(paths.FolderError) as raised:
-            paths.open_folder(folder)
-        assert str(raised.value) == f"the cache folder {told}"
+            paths.open_folder(tmp_path / name)
+        assert str(raised.value) == told
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_file_is_read_where_it_is_this_users_and_others_cannot_write_it(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TypeVar
 
 import pytest
 import torch
@@ -76,6 +77,7 @@ from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 # program, host, device, free; seconds of build, episode, bare episode, update, files, report
 COST = (400 * MIB, 500 * MIB, 0, GIB, 1.0, 8.0, 4.0, 2.0, 0.5, 3.0)
@@ -216,12 +218,16 @@ def test_the_record_of_a_plan_has_every_number_in_its_place() -> None:
     assert not plan_of(TOOK._replace(free=96 * MIB)).fits
 
 
-def rows_of(plan: Plan) -> list[str]:
-    """The lines of a plan's table, one blank between words."""
+def shown(show: Callable[[T, Console], None], what: T) -> list[str]:
+    """The lines that are shown, one blank between words."""
     console = Console(file=io.StringIO(), width=160)
     with console.capture() as found:
-        console.print(plan_table(plan))
+        show(what, console)
     return [" ".join(line.split()) for line in found.get().splitlines() if line.strip()]
+
+
+def rows_of(plan: Plan) -> list[str]:
+    return shown(lambda plan, console: console.print(plan_table(plan)), plan)
 
 
 def test_the_table_of_a_plan_has_every_number_in_its_place() -> None:
@@ -239,79 +245,54 @@ def test_the_table_of_a_plan_has_every_number_in_its_place() -> None:
         "disk 3.0 MiB 0.25 MiB per round; 5.0 GiB free",
     ]
     gpu = TOOK._replace(device=200 * MIB, device_name="cuda:0", free=-1)
-    told = rows_of(plan_of(gpu, envs=7, ranks=2))
+    told = rows_of(plan_of(gpu, envs=7, ranks=2, early_stop=EarlyStopConfig(patience=3)))
     assert told[0] == f"{name}: rounds=20 steps=5 envs=7 on cuda"
     assert told[1] == "memory 200 MiB of each of 2 ranks on cuda:0; unknown"
     assert told[3] == "largest envs unknown other settings as they are"
+    assert told[6].endswith("with control and report, at most (early_stop)")
 
 
-def test_the_table_says_that_its_duration_is_at_most_that() -> None:
-    for early, told in ((EarlyStopConfig(), False), (EarlyStopConfig(patience=3), True)):
-        console = Console(file=io.StringIO(), width=120)
-        with console.capture() as found:
-            console.print(plan_table(plan_of(early_stop=early)))
-        assert ("at most (early_stop)" in found.get()) == told
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What processes of probes are asked; each leaves two rounds and answers with TOOK."""
+    found: list[tuple] = []
 
-
-class Probes:
-    """Stands in for `subprocess.run`: every probe leaves two rounds and answers with TOOK."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Path, TrainConfig, int, int]] = []
-
-    def __call__(self, words: list[str], **given: object) -> subprocess.CompletedProcess[str]:
-        assert words[:3] == [sys.executable, "-m", "esper_soa.lab.plan"]
-        folder = Path(words[3])
-        cfg = settings_from_yaml((folder / SETTINGS).read_text(encoding="utf-8"))
-        self.asked.append((folder, cfg, *map(int, words[4:])))
-        (folder / words[4]).mkdir()
+    def run(words: list[str], **given: object) -> subprocess.CompletedProcess[str]:
+        *program, place, rank, ranks = words
+        cfg = settings_from_yaml(Path(place, SETTINGS).read_text(encoding="utf-8"))
+        found.append((rank, ranks, program, given, cfg, place))
+        Path(place, rank).mkdir()
         for name in ("metrics.jsonl", "episodes.jsonl"):
-            (folder / words[4] / name).write_bytes(b"x" * MIB)
-        paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        assert given == {
-            "env": os.environ | paths,
-            **dict.fromkeys(("capture_output", "text"), True),
-            "check": False,
-        }
+            Path(place, rank, name).write_bytes(b"x" * MIB)
         return subprocess.CompletedProcess(words, 0, f"?\n{json.dumps(TOOK._asdict())}\n", "")
 
-
-def shown(show: Callable[[TrainConfig, Console], None], cfg: TrainConfig) -> list[str]:
-    """The lines, one blank between words."""
-    console = Console(file=io.StringIO(), width=160)
-    with console.capture() as found:
-        show(cfg, console)
-    return [" ".join(line.split()) for line in found.get().splitlines() if line.strip()]
-
-
-def test_a_probe_of_every_rank_is_asked_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probes = Probes()
-    monkeypatch.setattr(subprocess, "run", probes)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.chdir(tmp_path)
     free = {tmp_path: 10**9}
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
-    cfg = replace(plan_of().cfg, envs=7, ranks=2, restarts=1, run_dir=str(tmp_path / "to/be"))
+    return found
+
+
+def test_a_probe_of_every_rank_is_asked_and_nothing_is_left(asked: list[tuple]) -> None:
+    cfg = replace(plan_of().cfg, envs=7, ranks=2, restarts=1, run_dir="to/be")
     plan = make_plan(cfg)
-    folders = {folder for folder, *_ in probes.asked}
-    assert [folder.exists() for folder in folders] == [False]
+    (place,) = {place for *_, place in asked}
+    assert not Path(place).exists()
+    program = [sys.executable, "-m", "esper_soa.lab.plan"]
+    given = dict.fromkeys(("capture_output", "text"), True) | {"check": False}
+    given["env"] = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     own = replace(cfg, ranks=1, restarts=0, envs=4)
-    wanted = [(*folders, own, rank, 2) for rank in (0, 1)]
-    assert sorted(probes.asked, key=lambda one: one[2]) == wanted
-    took = TOOK._replace(free=GIB // 2)
-    assert plan == Plan(cfg, took, Disk(20 * 2 * MIB, 2 * MIB, 10**9))
+    wanted = [(rank, "2", program, given, own, place) for rank in "01"]
+    assert sorted(asked, key=lambda one: one[0]) == wanted
+    disk = Disk(20 * 2 * MIB, 2 * MIB, 10**9)
+    assert plan == Plan(cfg, TOOK._replace(free=GIB // 2), disk)
     (line,) = shown(show_plan_json, cfg)
     assert json.loads(line) == plan.record()
     assert shown(show_plan, cfg) == [*rows_of(plan), verdict(plan)]
 
 
-def test_the_plan_of_every_task_is_shown_and_what_they_come_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # where there are no runs yet
-    monkeypatch.setattr(subprocess, "run", Probes())
-    free = {tmp_path: GIB}
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
+@pytest.mark.usefixtures("asked")
+def test_the_plan_of_every_task_is_shown_and_what_they_come_to() -> None:
     cfg = replace(plan_of().cfg, worlds={"one": WorldConfig(), "other": WorldConfig(envs=3)})
     plans = {name: make_plan(one) for name, one in cfg.by_task.items()}
     each = [[f"task {name}", *rows_of(plan), "fits"] for name, plan in plans.items()]

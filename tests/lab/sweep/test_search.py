@@ -190,6 +190,7 @@ def test_numbers_of_a_search_have_a_least(tmp_path: Path, name: str, least: int)
     search.open_study(OmegaConf.create(SWEEPER | {name: least}), tmp_path, space, False)
 
 
+@pytest.mark.filterwarnings("error:The reported value:UserWarning")
 def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_all_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

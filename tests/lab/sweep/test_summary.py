@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hydra.conf import HydraConf
@@ -137,38 +138,28 @@ def test_a_sweep_shows_its_jobs_however_it_ends_and_holds_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_record(tmp_path, JobRecord(0, ["seed=1"], "there").ended(DONE, 50.0))
-
-    def interrupted(_: list[str]) -> None:
-        raise KeyboardInterrupt
-
-    def mistaken(_: list[str]) -> None:
-        raise UserError("no")
-
-    sweepers = [JobSweeper(OmegaConf.create({})) for _ in range(2)]
-    for one in sweepers:
-        one.hydra = hydra_of(tmp_path, sweeper="another")
-        one.sweeper = SimpleNamespace(sweep=interrupted)
+    sweeper = JobSweeper(OmegaConf.create({}))
+    sweeper.hydra = hydra_of(tmp_path, sweeper="another")
+    ends = [KeyboardInterrupt, UserError("no"), 50.0, 60.0]
+    sweeper.sweeper = SimpleNamespace(sweep=Mock(side_effect=ends))
     with pytest.raises(KeyboardInterrupt):
-        sweepers[0].sweep([])
+        sweeper.sweep(["a"])
     assert capsys.readouterr().out.startswith("jobs ")
-    with pytest.raises(SystemExit) as ended:
-        sweepers[1].sweep([])
-    assert ended.value.code == 2
+    with pytest.raises(SystemExit, match="^2$"):
+        sweeper.sweep(["a"])
     told = f"error: run_dir={tmp_path}: another process is playing this sweep\n"
     assert capsys.readouterr() == ("", told)
-    del sweepers[0].claim
-    sweepers[0].sweeper = SimpleNamespace(sweep=mistaken)
-    with pytest.raises(SystemExit) as ended:
-        sweepers[0].sweep([])
-    assert (ended.value.code, capsys.readouterr()) == (2, ("", "error: no\n"))
-    del sweepers[0].claim
-    sweepers[1].sweeper = SimpleNamespace(sweep=lambda arguments: (50.0, arguments))
-    assert sweepers[1].sweep(["a"]) == (50.0, ["a"])
+    del sweeper.claim
+    with pytest.raises(SystemExit, match="^2$"):
+        sweeper.sweep(["a"])
+    assert capsys.readouterr() == ("", "error: no\n")
+    del sweeper.claim
+    assert sweeper.sweep(["a"]) == 50.0
     save_record(tmp_path, JobRecord(1, ["seed=2"], "there").ended(FAILED))
-    del sweepers[1].claim
-    with pytest.raises(SystemExit) as ended:
-        sweepers[1].sweep([])
-    assert ended.value.code == 1
+    del sweeper.claim
+    with pytest.raises(SystemExit, match="^1$"):
+        sweeper.sweep(["a"])
+    assert sweeper.sweeper.sweep.call_args.args == (["a"],)
 
 
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
