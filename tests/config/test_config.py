@@ -18,7 +18,7 @@ from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.hydra_versions import INITIALIZE
-from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
+from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
 from esper_soa.config.paths import config_dir
 from esper_soa.config.ranges import RULE, Items, NumberTable, Range, env_numbers
 from esper_soa.config.settings import (
@@ -226,6 +226,24 @@ def test_the_nine_tasks_have_their_hosts() -> None:
     assert {*options("task")} == {*TASKS, *TEXT_TASKS}
 
 
+def test_slots_have_the_place_and_the_size_of_their_features() -> None:
+    chain = TaskConfig(num_blocks=3, num_pools=2)
+    assert host_slots(chain) == (
+        *(("r0c0", 0, 0, 8, 32, 0.0, 2), ("r0c1", 0, 1, 16, 16, 0.5, 2)),
+        *(("r0c2", 0, 2, 32, 8, 1.0, 2), ("r1c0", 1, 0, 8, 16, 0.0, 2)),
+        ("r1c1", 1, 1, 16, 8, 0.5, 2),
+    )
+    text = TransformerConfig(width=12, heads=6, layers=2, segments=2, context=16)
+    task = TaskConfig(host="transformer", transformer=text)
+    assert host_slots(task) == (("r0c0", 0, 0, 12, 16, 0.0, 1), ("r0c1", 0, 1, 12, 16, 1.0, 1))
+    assert host_slots(replace(task, transformer=replace(text, segments=1)))[0].depth == 0.0
+    found = [(slot.topology, slot.shape, slot.positions) for slot in host_slots(task)[:1]]
+    assert found == [("sequences", (12, 16), 16)]
+    # 4 * 2048 = 8192 channels in the last block; heads of hosts and of seeds divide a width
+    assert (chain.widths, task.widths) == (range(8, 2049), range(12, 8193, 12))
+    assert (chain.host_name, TaskConfig(host="a:mine").host_name) == ("cifar_baseline", "mine")
+
+
 FOLDER_NAME = "must be a folder name of at most 60 letters, digits, '_', '-', '+' and '.'."
 
 
@@ -259,6 +277,7 @@ task.host=transformer task.transformer.width=8 task.blueprints=[norm,flex_attent
 task.blueprints=[a:mine,b:other]
 data.split=true data.share=1
 data.root=mine data.label_noise=0.5
+data.name=a:mine data.root=mine
 data.name=given data.validation_images=0
 data.root=mine.NPZ data.mean=[0.5] data.std=[0.5] data.layout=nchw
 data.name=npz data.root=mine data.mean=[0.5,0.5,0.5] data.std=[1,1,1] data.resize=pad

@@ -14,9 +14,11 @@ from esper_soa.config.env import (
     GUARD_WINDOW,
     MAX_STABLE_WINDOW,
     PBRS_GAMMA,
+    EarlyStopConfig,
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
+    LossRewardConfig,
     RewardConfig,
     SignalsConfig,
 )
@@ -114,6 +116,14 @@ def test_defaults_and_ranges_of_all_settings_are_those_recorded() -> None:
 def test_basic_plus_pays_seven_tenths_as_drip_unless_told_otherwise() -> None:
     assert RewardConfig(mode="basic_plus").drip_fraction == 0.7
     assert RewardConfig(mode="basic_plus", drip_fraction=0.25).drip_fraction == 0.25
+
+
+def test_settings_say_whether_episodes_may_end_early_and_what_differs_by_env() -> None:
+    for name in ("patience", "rollbacks", "length"):
+        assert EarlyStopConfig(**{name: 1}).enabled
+    assert not EarlyStopConfig().enabled
+    dear = RewardConfig(rent_weight="[1,2]", loss=LossRewardConfig(compute_rent_weight="[1,2]"))
+    assert dear.differing == ("reward.rent_weight", "reward.loss.compute_rent_weight")
 
 
 @pytest.mark.parametrize("off", ["", "auto_forward_g1", "auto_forward_g2", "auto_forward_g3"])
