@@ -103,7 +103,7 @@ def distribution_of(override: Override) -> distributions.BaseDistribution:
     value = override.value()
     if isinstance(value, IntervalSweep):
         kind: Callable[..., distributions.BaseDistribution] = distributions.FloatDistribution
-        if isinstance(value.start, int) and isinstance(value.end, int):
+        if isinstance(value.start, int):  # and so is the end, as of int(interval(1,8))
             kind = distributions.IntDistribution
         try:
             return kind(value.start, value.end, log="log" in value.tags)

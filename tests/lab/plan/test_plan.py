@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from program import TINY, finished
 from rich.console import Console
 from tiny_world import quiet_progress, tiny_settings
 
-from esper_soa.config.agent import PolicyConfig
+from esper_soa.config.agent import PolicyConfig, PPOConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import DataConfig
@@ -370,6 +371,12 @@ def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
     for phase in ("telemetry", "files", "update", "files"):
         pace.on_phase_end(phase)
     assert (pace.files_seconds, pace.update_seconds) == (3.0, 5.0)
+    beside = pace.beside
+    pace.report("a later round")
+    pace.clock = iter((110.0, 120.0)).__next__
+    for phase in ("update", "training"):
+        pace.on_phase_end(phase)
+    assert (pace.beside, pace.update_seconds) == (beside, 5.0)
 
 
 def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if() -> None:
@@ -398,9 +405,12 @@ def test_an_env_step_that_is_cut_takes_a_step_of_the_optimizer() -> None:
     world = build_world(replace(few_images(4), batch_size=4, accumulate=2, train_samples=16), CPU)
     given = world.work(0)
     envs = torch.arange(2)
-    for cut, batch, validated in ((few_samples, 3, 3), (one_batch, 4, 16)):
+    for cut, few, batch, validated in (
+        *((few_samples, 3, 3, 3), (few_samples, 6, 4, 6)),
+        (one_batch, 3, 4, 16),
+    ):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(probe, "FEW_SAMPLES", 3)
+            patch.setattr(probe, "FEW_SAMPLES", few)
             data = cut(world, given)
         assert (given.num_batches, data.num_batches) == (4, 2)
         assert [len(data.training.batch(envs, index)[1]) for index in (0, 1)] == [batch] * 2
@@ -413,6 +423,8 @@ def test_what_one_env_takes_is_told_by_so_many_that_the_memory_between_them_show
     small, large = (at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (few, many))
     assert large - small == pytest.approx(SPREAD, rel=0.25)
     assert numbers_of_envs(cfg, CPU, 10**9) == (1, 3), "of what is free each rank has a share"
+    learning = PolicyConfig(ppo=PPOConfig(minibatches=4))
+    assert numbers_of_envs(replace(cfg, policy=learning), CPU, 10**9) == (4, 12)
 
 
 def test_on_a_gpu_all_env_steps_are_played_in_full() -> None:
@@ -438,8 +450,13 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
 ) -> None:
     cfg = replace(few_images(3), rounds=5, report=False)
     monkeypatch.setattr(probe, "ProbeProfile", KeptProfile)
+    begun = time.perf_counter()
     took = round_of(cfg, RunFolder(tmp_path / "probe"), 100.0, 1)
+    elapsed = time.perf_counter() - begun
     pace = KeptProfile.newest
+    parts = (took.build_seconds, took.update_seconds, took.report_seconds, pace.files_seconds)
+    assert min(parts) > 0
+    assert sum([*parts, *pace.full_times, pace.beside]) < elapsed
     beside = max(0.0, pace.beside)
     assert took.files_seconds == pytest.approx(pace.files_seconds / 2), "of a round"
     assert took.update_seconds == pace.update_seconds, "of the first"
@@ -449,13 +466,14 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
     assert (took.program, took.device) == (1, 0)
     assert took.host > 1 < took.free
     assert 0 < took.bare_seconds <= took.episode_seconds
-    assert min(took.build_seconds, took.files_seconds, took.update_seconds) > 0
     found = disk_of(tmp_path / "probe", cfg)
     assert 5 * found.per_round < found.whole < found.free
     assert len((tmp_path / "probe" / "metrics.jsonl").read_text().splitlines()) == 2
     with monkeypatch.context() as patch:
         patch.setattr(probe, "STATUS", tmp_path / "elsewhere")  # where Linux is not
-        assert peak_memory(cfg, 0, tmp_path / "peak") == pytest.approx(took.host, rel=0.2)
+        assert peak_memory(replace(cfg, steps=1), 0, tmp_path / "peak") == pytest.approx(
+            took.host, rel=0.2
+        )
 
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
@@ -465,6 +483,8 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
     )
     with pytest.raises(UserError, match=told):
         room_of(replace(tiny_settings(2, 1, 10**6), envs=2**20), 0, 1)
+    with pytest.raises(UserError, match=r"that cpu holds the run\."):
+        room_of(tiny_settings(2, 1, 4), 0, 10**6)
 
 
 @pytest.mark.parametrize(("large", "per_env"), [(5000, 500.0), (1050, 100.0), (900, 100.0)])
@@ -499,6 +519,8 @@ def test_a_fork_answers_and_this_process_starts_no_thread_for_it(
     told = r"^the first round was ended by a signal, as when memory runs out\. Lower envs, .+$"
     with pytest.raises(UserError, match=told):
         result_of_fork(end_by_a_signal)
+    with pytest.raises(AssertionError, match="its error is printed"):
+        result_of_fork(partial(int, "none"))
 
 
 @pytest.mark.slow
@@ -524,6 +546,8 @@ def test_a_probe_answers_in_a_line_or_says_why_it_is_refused(
 ) -> None:
     monkeypatch.setattr(probe, "SPREAD", 0)  # one env and three
     monkeypatch.setattr(sys, "argv", ["probe", str(tmp_path), "0", "1"])
+    kept: list[tuple] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *given: kept.append(given))
     cfg = replace(few_images(2), report=False)
     (tmp_path / SETTINGS).write_text(settings_yaml(cfg), encoding="utf-8")
     probe.main()
@@ -531,10 +555,13 @@ def test_a_probe_answers_in_a_line_or_says_why_it_is_refused(
     assert (found.device_name, found.device, found.measured_steps) == ("cpu", 0, 2)
     assert MIB < found.program < 1.01 * found.host
     needed = [at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (1, 2, 3)]
-    assert found.least == needed[1]
-    assert found.per_env >= (needed[2] - needed[0]) / 2
-    places = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
-    assert {"0/metrics.jsonl", "0/config.yaml", "envs_0/1", "envs_0/3"} < {*places}
+    assert room_of(cfg, 0, 1) == (found.least, 1, 3, (needed[2] - needed[0]) / 2)
+    assert (found.least, found.per_env >= (needed[2] - needed[0]) / 2) == (needed[1], True)
+    assert kept == [(0, sorted(os.sched_getaffinity(0)))]
+    assert sorted(path.name for path in (tmp_path / "envs_0").iterdir()) == ["1", "3"]
+    left = {path.name for path in (tmp_path / "0").iterdir()}
+    assert left & {"config.yaml", "best.pt", "report.html"} == {"config.yaml", "best.pt"}
+    assert len((tmp_path / "0" / "metrics.jsonl").read_text().splitlines()) == 1
     (tmp_path / SETTINGS).write_text("steps: 1000000\nenvs: 1048576\nname: x\n")
     with pytest.raises(SystemExit) as ended:
         probe.main()
