@@ -118,6 +118,8 @@ def test_pace_and_duration_follow_from_a_round() -> None:
     assert plan.seconds == pytest.approx(1.0 + 20 * 10.5 + 3 * 4.0 + 3.0)
     assert plan_of(control="none").seconds == pytest.approx(1.0 + 20 * 10.5 + 3.0)
     assert plan_of(control="heuristic").seconds == pytest.approx(1.0 + 20 * 10.5 + 8.0 + 3.0)
+    same = plan_of(control="heuristic", policy=PolicyConfig(name="heuristic"))
+    assert same.seconds == pytest.approx(1.0 + 20 * 10.5 + 3.0), "which its last rounds are anyway"
     short = plan_of(control="wait", control_rounds=3, rounds=2)
     assert short.seconds == pytest.approx(1.0 + 2 * 10.5 + 2 * 4.0 + 3.0)
 
@@ -165,6 +167,7 @@ def test_what_does_not_fit_says_what_to_lower() -> None:
         "compute.env_chunk"
     )
     assert verdict(plan_of(TOOK._replace(free=96 * MIB))) == told
+    assert verdict(plan_of(disk=DISK._replace(free=507))) == "fits"
     tight = DISK._replace(free=506)
     disk = "disk: lower telemetry.level or checkpoint_keep, or give another run_dir"
     assert verdict(plan_of(disk=tight)) == f"does not fit: {disk}"
@@ -245,6 +248,10 @@ def test_the_table_of_a_plan_has_every_number_in_its_place() -> None:
         "the run 21m44s with control and report",
         "disk 3.0 MiB 0.25 MiB per round; 5.0 GiB free",
     ]
+    full = rows_of(plan_of(TOOK._replace(free=0)))
+    assert full[3] == "largest envs 0 other settings as they are"
+    columns = [(one.justify, one.style) for one in plan_table(plan_of()).columns]
+    assert columns == [("left", ""), ("right", ""), ("left", "dim")]
     gpu = TOOK._replace(device=200 * MIB, device_name="cuda:0", free=-1)
     told = rows_of(plan_of(gpu, envs=7, ranks=2, early_stop=EarlyStopConfig(patience=3)))
     assert told[0] == f"{name}: rounds=20 steps=5 envs=7 on cuda"
