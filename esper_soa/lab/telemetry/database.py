@@ -57,7 +57,7 @@ def open_database(
         parts = {}  # all whole lines
         for run, folder in runs.items():
             path = folder / lines["file"]
-            if path.is_file() and path.stat().st_size:
+            if path.is_file():
                 parts[run] = f"read_json({_path(path)}, {options}) where round is not null"
         database.execute(f"create view {name} as {_together(parts, types)}")
     database.execute("create table settings (run varchar, name varchar, value varchar)")

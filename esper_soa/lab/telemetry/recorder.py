@@ -117,14 +117,12 @@ class TableRecorder(TableFolder):
         self._worker.insist((self._number, self._lost))
 
     def flush(self) -> None:
-        done = self._worker.flush(PATIENCE)
-        if not done or self._worker.reason:
-            self._write_errors.reasons[FOLDER] = self._worker.reason or "the disk is too slow"
+        self._worker.flush(PATIENCE)
 
     def close(self) -> None:
         self._worker.insist((0, 0))
-        self.flush()
-        self._worker.close(PATIENCE)
+        if not self._worker.close(PATIENCE) or self._worker.reason:
+            self._write_errors.reasons[FOLDER] = self._worker.reason or "the disk is too slow"
         if self.dropped:
             reason = self._write_errors.reasons.get(FOLDER) or "the disk was full, or too slow"
             LOGGER.warning("%s lacks %d env-steps: %s", FOLDER, self.dropped, reason)
@@ -141,12 +139,12 @@ class TableRecorder(TableFolder):
             return
         now = time.monotonic()
         number, step, numbers = item
-        if not self._steps or self._round != number:
+        if self._round != number:
             self._round = number
             self._steps = {}
             self._due = now + self._interval
         self._steps[step] = numbers
-        if now > self._due and self._worker.idle:
+        if now > self._due:
             self._make({"complete": "false"})
             self._write()
             done = time.monotonic()
@@ -169,12 +167,11 @@ class TableRecorder(TableFolder):
         """
         with self._write_errors.attempt(FOLDER):
             for number, (env_steps, files) in list(self._waiting.items()):
-                for path in list(files):
+                for path, content in files.items():
                     if self._on_disk and not path.parent.exists():
                         self._write_errors.note(f"{FOLDER} of earlier rounds", DELETED)
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_bytes(path, files[path])
-                    del files[path]
+                    write_bytes(path, content)
                 self._on_disk[number] = env_steps
                 self.env_steps = sum(self._on_disk.values())
                 del self._waiting[number]
@@ -234,14 +231,13 @@ def make_recorder(
     world: of the hosts. control: whether these are the control's, which have a table alone.
     """
     folder = session.folder.path
-    if cfg.telemetry.level not in TABLE_LEVELS:
+    level = cfg.telemetry.level
+    if level not in TABLE_LEVELS:
         return TableFolder(folder)
-    level = "events" if control else cfg.telemetry.level
     recorder = NO_RECORDER
     if ranks.first:
         legend = legend_of(world, cfg.policy.name == "ppo" and not control)
-        shown = cfg.telemetry.console == "envs" and not control
-        table = EnvsTable(legend) if shown else None
+        table = EnvsTable(legend) if cfg.telemetry.console == "envs" else None
         options = cfg.telemetry.write_interval, session.write_errors, table, control
         recorder = TableRecorder(folder, legend, level, *options)
     return RankRecorder(recorder, ranks, level) if ranks.count > 1 else recorder
