@@ -50,6 +50,11 @@ class Grouped(nn.Module):
         return x + torch.relu(self.mix(self.norm(x)))
 
 
+@esper_soa.blueprint("linear", topology="vectors")
+def linear(channels: int) -> nn.Module:
+    return nn.Linear(channels, channels)
+
+
 @esper_soa.blueprint("perceptron")
 def perceptron(channels: int) -> nn.Module:
     """No convolution: the mean of an image moves all its pixels; writes to what it is given."""
@@ -250,6 +255,7 @@ def branching(inputs: RewardInputs) -> Tensor:
 second = esper_soa.reward("second")(lambda inputs: inputs.contribution[:, 1])
 of_a_taken_name = esper_soa.reward("pbrs_bonus")(lambda inputs: inputs.accuracy_delta)
 per_slot = esper_soa.reward("per_slot")(lambda inputs: inputs.contribution)
+total = esper_soa.reward("total")(lambda inputs: inputs.accuracy_delta.sum())
 count = esper_soa.reward("count")(lambda inputs: inputs.num_fossilized)
 scalar = esper_soa.reward("scalar")(lambda inputs: 1.0)
 strange = esper_soa.reward("strange")(lambda inputs: {"bonus": inputs.accuracy_delta})
@@ -334,6 +340,13 @@ class Short(Eager):
         return (torch.zeros((), dtype=torch.int64, device=device),)
 
 
+@esper_soa.agent("forgetting")
+class Forgetting(Eager):
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        decision, (count,) = super().act(view, memory)
+        return decision, (count[:1],)
+
+
 @esper_soa.agent("listing")
 class Listing(Eager):
     def start(self, num_envs: int, device: torch.device) -> Memory:
@@ -362,6 +375,12 @@ class BareAction(Eager):
 class Mute:
     def start(self, num_envs: int, device: torch.device) -> Memory:
         return ()
+
+
+@esper_soa.agent("telling")
+def telling(given: AgentContext) -> Mute:
+    slots = [slot.name for slot in given.slots]
+    raise ValueError(slots, given.blueprints[:2], given.steps, given.seed)
 
 
 @esper_soa.agent("demanding")
