@@ -99,8 +99,8 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         return import_module("importlib.metadata").version("esper-soa")
     if name == "__all__":
-        return sorted([*_homes(), "__version__"])
-    if name.startswith("_") or name not in _homes():
+        return [*_homes(), "__version__"]
+    if name not in _homes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(import_module(_homes()[name]), name)
@@ -111,4 +111,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_homes(), "__version__"])
+    return [*_homes(), "__version__"]

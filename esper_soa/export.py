@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
     usage = "esper-export RUN [env=best] [format=safetensors] [to=.] [import=MODULE]"
     words = parser(usage, "Take a grown network out of a run.", HELP)
-    words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
+    words.add_argument("run", help=argparse.SUPPRESS)
     words.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
     options = words.parse_args(arguments)
     with ending_with_status():

@@ -193,8 +193,7 @@ class Simulator:
         result, after = self._play(observed, legal)
         panic = observed.view.state.guard.panic
         view = self.env.current_view() if after is None else after.view
-        info = self._info(view, panic if after is None else after.restarted)
-        info = info._replace(illegal=illegal)
+        info = self._info(view, panic)._replace(illegal=illegal)
         return view.observation, result.terms.total, panic, self.env.truncated, info
 
     def episode(self) -> Iterator[Step]:

@@ -172,9 +172,12 @@ weightless = esper_soa.host("weightless")(
 fused = esper_soa.host("fused")(
     lambda classes: nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
 )
+brief = esper_soa.host("brief")(
+    lambda classes: nn.Sequential(OrderedDict(r0c0x=nn.Conv2d(3, 4, 1), head=Head(4, classes)))
+)
 flat = esper_soa.host("flat")(lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
 taken = esper_soa.host("taken")(
-    lambda classes: nn.Sequential(OrderedDict(r0c1=nn.Conv2d(3, 4, 1), head=Head(4, classes)))
+    lambda classes: nn.Sequential(OrderedDict(r0c1=nn.Conv2d(3, 4, 1), input=Head(4, classes)))
 )
 lazy = esper_soa.host("lazy")(
     lambda classes: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(classes))

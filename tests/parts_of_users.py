@@ -1,6 +1,10 @@
 """Parts that a user might write, good and faulty, as a module for settings: parts_of_users:NAME."""
 
+import os
+import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +54,11 @@ class Grouped(nn.Module):
         return x + torch.relu(self.mix(self.norm(x)))
 
 
+@esper_soa.blueprint("linear", topology="vectors")
+def linear(channels: int) -> nn.Module:
+    return nn.Linear(channels, channels)
+
+
 @esper_soa.blueprint("perceptron")
 def perceptron(channels: int) -> nn.Module:
     """No convolution: the mean of an image moves all its pixels; writes to what it is given."""
@@ -91,7 +100,7 @@ def of_parts(name: str, *parts: Part) -> Callable[[], tuple[Part, ...]]:
 one_of_two = of_parts("same", Conv())
 other_of_two = of_parts("same", Conv())
 taken = of_parts("norm", Conv())
-narrower = of_parts("narrower", Conv(NARROW))
+narrower = also_narrower = of_parts("narrower", Conv(NARROW))
 dense = of_parts("dense", Dense())
 
 
@@ -250,9 +259,13 @@ def branching(inputs: RewardInputs) -> Tensor:
 second = esper_soa.reward("second")(lambda inputs: inputs.contribution[:, 1])
 of_a_taken_name = esper_soa.reward("pbrs_bonus")(lambda inputs: inputs.accuracy_delta)
 per_slot = esper_soa.reward("per_slot")(lambda inputs: inputs.contribution)
+total = esper_soa.reward("total")(lambda inputs: inputs.accuracy_delta.sum())
 count = esper_soa.reward("count")(lambda inputs: inputs.num_fossilized)
 scalar = esper_soa.reward("scalar")(lambda inputs: 1.0)
-strange = esper_soa.reward("strange")(lambda inputs: {"bonus": inputs.accuracy_delta})
+spread = esper_soa.reward("spread")(
+    lambda inputs: {"own": inputs.contribution, "drip": inputs.contribution, "clawback": 1.0}
+)
+strange = esper_soa.reward("strange")(lambda inputs: dict.fromkeys(("bonus", "drip", "tip")))
 twofold = esper_soa.reward("twofold")(lambda inputs, weight: weight * inputs.accuracy_delta)
 misspelt = esper_soa.reward("misspelt")(lambda inputs: inputs.acuracy)
 careless = esper_soa.reward("careless")(lambda inputs: inputs.val_accuracy.sub_(50))
@@ -334,6 +347,13 @@ class Short(Eager):
         return (torch.zeros((), dtype=torch.int64, device=device),)
 
 
+@esper_soa.agent("forgetting")
+class Forgetting(Eager):
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        decision, (count,) = super().act(view, memory)
+        return decision, (count[:1],)
+
+
 @esper_soa.agent("listing")
 class Listing(Eager):
     def start(self, num_envs: int, device: torch.device) -> Memory:
@@ -362,6 +382,12 @@ class BareAction(Eager):
 class Mute:
     def start(self, num_envs: int, device: torch.device) -> Memory:
         return ()
+
+
+@esper_soa.agent("telling")
+def telling(given: AgentContext) -> Mute:
+    slots = [slot.name for slot in given.slots]
+    raise ValueError(slots, given.blueprints[:2], given.steps, given.seed)
 
 
 @esper_soa.agent("demanding")
@@ -400,3 +426,26 @@ class Mess(Pointwise):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.log(super().forward(x) - 100) * self.scale
+
+
+@esper_soa.agent("fateful")
+class Fateful(Eager):
+    """In the second episode of the second rank, unless that was started again, ends itself, or has
+    the process that started it save a checkpoint in a folder and then stop, as FATE says.
+    """
+
+    def __init__(self) -> None:
+        self.episodes = 0
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        self.episodes += 1
+        fate = os.environ.get("FATE", "") if self.episodes == 2 else ""
+        if fate and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+            if fate == "end":
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getppid(), signal.SIGUSR2)
+            waited = (time.sleep(0.01) for _ in range(6000))
+            while not list(Path(fate).glob("checkpoint_*.pt")):
+                next(waited)
+            os.kill(os.getppid(), signal.SIGTERM)
+        return super().start(num_envs, device)

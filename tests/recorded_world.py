@@ -17,7 +17,7 @@ from esper_soa.state import Decision
 from esper_soa.training.callbacks import Facts
 from esper_soa.vocabulary import HEAD_NAMES
 
-TRAIN_SAMPLES = 4
+TRAIN_SAMPLES = 2  # of tiny_settings
 AUTO = dict.fromkeys(("auto_forward_g1", "auto_forward_g2", "auto_forward_g3"), True)
 BY_ITSELF = LifecycleConfig(embargo_steps=2, min_prune_age=1, **AUTO)
 

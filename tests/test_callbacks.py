@@ -14,18 +14,26 @@ from types import SimpleNamespace
 
 import pytest
 from program import ENVIRONMENT, TINY
-from tiny_runs import fresh, records, resumed, settings
+from tiny_runs import fresh, log_of, records, resumed, settings
+from tiny_world import tiny_world
 
 from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
+from esper_soa.runtime.ranks import ALONE
 from esper_soa.runtime.signals import Interrupted
 from esper_soa.training import runs, trainer
-from esper_soa.training.callbacks import Callback, make_callbacks
+from esper_soa.training.callbacks import (
+    NO_RECORDER,
+    Callback,
+    Recorder,
+    make_callbacks,
+    make_recorder,
+)
 from esper_soa.training.final_table import Summary
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
-from esper_soa.training.session import session
+from esper_soa.training.session import Session, session
 from esper_soa.training.task_run import TaskRun
 from esper_soa.training.trainer import run_in_session
 
@@ -141,14 +149,46 @@ def test_a_run_of_several_ranks_takes_no_callbacks(tmp_path: Path) -> None:
         runs.train("smoke", words, [Listing()])
 
 
-def test_a_setting_that_needs_the_lab_is_named_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "esper_soa.lab.report.end", None)
-    told = (
-        r"^report=true needs esper_soa\.lab\.report\.end, which is not installed\. Take "
-        r"report=false$"
-    )
-    with pytest.raises(UserError, match=told):
-        make_callbacks(settings(report=True))
+TRACKED = "track=['tensorboard']"
+RECORDER = "telemetry.recorder"
+
+
+def test_a_setting_that_needs_the_lab_is_named_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = tiny_world(2, 1, 2)
+
+    def recorder(level: str) -> Recorder:
+        cfg = settings(telemetry=TelemetryConfig(level=level))
+        return make_recorder(cfg, world, Session(RunFolder(tmp_path), 0), ALONE)
+
+    def made(**asked: object) -> list[Callback]:
+        return make_callbacks(settings(**asked))
+
+    assert recorder("rounds") is NO_RECORDER
+    RunFolder(tmp_path).tables.mkdir()
+    for module, asked, remedy, make in (
+        ("report.end", "report=true", "report=false", lambda: made(report=True)),
+        ("telemetry.tracking", TRACKED, "track=[]", lambda: made(track=["tensorboard"])),
+        (RECORDER, "telemetry.level=full", "telemetry.level=rounds", lambda: recorder("full")),
+        (RECORDER, "telemetry.level=rounds", "another run_dir", lambda: recorder("rounds")),
+    ):
+        monkeypatch.setitem(sys.modules, f"esper_soa.lab.{module}", None)
+        with pytest.raises(UserError) as caught:
+            make()
+        missing = f"needs esper_soa.lab.{module}, which is not installed"
+        assert str(caught.value) == f"{asked} {missing}. Take {remedy}"
+
+
+def test_trackers_come_before_callbacks_of_a_user_and_the_report_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = SimpleNamespace(SummaryWriter=object)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", library)
+    own = [Callback()]
+    made = make_callbacks(settings(track=["tensorboard"], report=True), own)
+    assert [type(one).__name__ for one in made] == ["Tracking", "Callback", "EndReport"]
+    assert made[1:2] == own
 
 
 WITHOUT_LAB = """
@@ -192,13 +232,30 @@ def test_a_copy_of_the_package_without_the_lab_trains_resumes_and_exports(tmp_pa
 class Stopped(Callback):
     """Fails because of the signal that stops the run, as a compiler in another process does."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, fails_in: int = 1) -> None:
         self.number = number
+        self.fails_in = fails_in
 
     def on_round_end(self, run: TaskRun, metrics: Mapping) -> None:
         if self.number:
             os.kill(os.getpid(), self.number)
-        raise ArithmeticError("of a compiler")
+        if metrics["round"] == self.fails_in:
+            raise ArithmeticError("of a compiler")
+
+
+def test_a_stop_between_two_rounds_does_not_wait_for_the_next(tmp_path: Path) -> None:
+    with session(RunFolder(tmp_path)) as opened, pytest.raises(Interrupted):
+        run_in_session(opened, replace(SHORT, rounds=1), None, callbacks=[Stopped(15, 0)])
+    assert not RunFolder(tmp_path).summary.exists()
+
+
+def test_a_stop_whose_checkpoint_cannot_be_written_says_so(tmp_path: Path) -> None:
+    RunFolder(tmp_path).checkpoint(1).mkdir()
+    with session(RunFolder(tmp_path)) as opened, pytest.raises(Interrupted) as stopped:
+        run_in_session(opened, SHORT, None, callbacks=[Stopped(15, 0)])
+    unsaved = "the newest checkpoint could not be written (Is a directory)"
+    assert (stopped.value.status, str(stopped.value)) == (1, f"stopped by SIGTERM; {unsaved}")
+    assert f"INFO SIGTERM: {unsaved}" in log_of(tmp_path)
 
 
 def test_what_fails_because_of_a_stop_is_the_stop(tmp_path: Path) -> None:

@@ -65,18 +65,20 @@ def test_one_host_of_the_last_round_and_a_file_again(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["RUN", "format=h5"], "format=h5: must be one or more of safetensors, pt2, onnx, code"),
+        (["RUN", "format=h5"], "onnx, code, with commas between.\n"),
         (["RUN", "env=9"], "env=9: must be 0 to 1, the hosts in it"),
         (["RUN", "env=worst"], "env=worst: must be best, or the number of a host"),
-        (["RUN", "environment=1"], "environment=1: must be one of env=, format=, to=, import="),
-        (["RUN", "best"], "best='': must be one of env=, format=, to=, import="),
+        (["RUN", "environment=1"], "=1: must be one of env=, format=, to=, import=. See --help.\n"),
+        (["RUN", "best"], "best='': must be one of env=, format=, to=, import=. See --help.\n"),
         (
             ["RUN", "import=json,nowhere"],
             "import=nowhere: must be a module that can be imported (No module named 'nowhere'). "
             "PYTHONPATH=<folder> says where it lies.",
         ),
         (["nowhere"], "nowhere: is not the folder of a run"),
-        (["policy.safetensors"], "holds a policy, which other programs cannot play"),
+        (["~nobody_here/x"], "RUN=~nobody_here/x: must be a path that can be used (Could not "),
+        (["RUN", "to=~nobody_here/x"], "to=~nobody_here/x: must be a path that can be used (Could"),
+        (["policy.safetensors"], "other programs cannot play: esper_soa.load reads it\n"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -111,5 +113,9 @@ def test_help_says_all_without_torch() -> None:
     program += "try: main()\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        "usage: esper-export RUN [env=best] [format=safetensors] [to=.] [import=MODULE]\n\n"
+        "Take a grown network out of a run.\n"
+    )
     for word in ("env=best", "format=safetensors", "to=.", "esper-soa[onnx]", "code", "import="):
         assert word in done.stdout

@@ -238,7 +238,9 @@ def test_kept_tokens_that_were_cut_or_changed_are_those_of_the_text(
 
 
 @pytest.mark.timeout(60)
-def test_what_is_no_file_among_kept_tokens_is_replaced_or_told(tokenizer: Path) -> None:
+def test_what_is_no_file_among_kept_tokens_is_replaced_or_told(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load() -> TextSet:
         return text_of("text.txt", tokenizer=str(tokenizer))
 
@@ -253,7 +255,11 @@ def test_what_is_no_file_among_kept_tokens_is_replaced_or_told(tokenizer: Path) 
     assert load().identity == whole.identity
     kept.unlink()
     kept.mkdir()
-    with pytest.raises(DataError, match="tokens cannot be kept"):
+    with pytest.raises(DataError, match=rf"^.*{kept}: tokens cannot be kept \(Is a directory\)$"):
+        load()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("text.txt").absolute()))
+    told = r"^tokens cannot be kept: the cache folder .*text\.txt/esper_soa/text cannot be "
+    with pytest.raises(DataError, match=told):
         load()
 
 

@@ -1,8 +1,11 @@
 """The simulator as a library: a run's rounds to the bit, whoever steps it; clear words."""
 
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +19,12 @@ from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.actions import read_action
-from esper_soa.simulator import Simulator, Step
+from esper_soa.simulator import Seed, Simulator, Step
 from esper_soa.state import Decision, View
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.players import build_player
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, Op
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Op
 
 ENVS = 3
 MOST_MODULES = 100  # of the package, that a reader of the simulator meets
@@ -71,6 +74,7 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
     stepped = Simulator(settings())
     observation, info = stepped.reset()
     assert not info.illegal.any()
+    assert not info.restarted.any()
     for step in played.episode():
         assert torch.equal(observation.features, step.observation.features)
         assert torch.equal(info.accuracy, step.accuracy)
@@ -78,11 +82,13 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
         assert info.env_step == step.number
         observation, reward, terminated, truncated, info = stepped.step(step.action)
         assert torch.equal(reward, step.reward)
+        assert torch.equal(terminated, step.terminated)
         assert not terminated.any()
         assert truncated.tolist() == [step.truncated] * ENVS
         assert not info.illegal.any()
     assert info.env_step == STEPS
     assert (stepped.state == played.state).all()
+    assert (step.state == played.state).all()
     assert played.state.totals.germinated.sum() > 0
     with pytest.raises(
         RuntimeError, match="^the episode is over, was interrupted or has not begun: call reset$"
@@ -92,12 +98,28 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
 
 def test_reset_goes_on_to_the_next_round_and_a_seed_begins_again() -> None:
     sim = Simulator(settings())
+    images = sim.world.data.train_images
     first, second = (sim.reset()[0].features for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(sim.reset(seed=settings().seed)[0].features, first)
     assert torch.equal(sim.reset()[0].features, second)
     assert not torch.equal(sim.reset(seed=5)[0].features, first)
     assert sim.reset()[1].round == 1
+    assert sim.world.data.train_images is images  # not read again
+    with pytest.raises(ValueError, match="op fossilize is not legal"):
+        sim.step({"op": Op.FOSSILIZE})
+
+
+def test_a_simulator_takes_the_threads_of_its_settings_for_all_that_it_does() -> None:
+    agent = Counting()
+    sim = make(policy=agent, **{"compute.threads": 2})
+    seen = list[int]()
+    sim.env.observer = SimpleNamespace(  # type: ignore[assignment]
+        on_phase_end=lambda phase: seen.append(torch.get_num_threads()), watch=lambda data: data
+    )
+    assert len(list(sim.episode())) == STEPS
+    assert set(seen) == set(agent.threads) == {2}
+    assert torch.get_num_threads() == 1
 
 
 def test_simulators_live_side_by_side_and_leave_torch_its_threads() -> None:
@@ -132,8 +154,9 @@ def test_actions_come_as_records_names_rows_or_numbers() -> None:
     seed = sim.seeds(1)[0]
     told = (seed.slot, seed.stage, seed.alpha, seed.contribution)
     assert told == ("r0c1", "germinated", 0.0, None)
-    with pytest.raises(IndexError, match="^env 3: there are 3, from 0$"):
-        sim.seeds(3)
+    for env in (-1, 3):
+        with pytest.raises(IndexError, match=f"^env {env}: there are 3, from 0$"):
+            sim.seeds(env)
 
 
 def test_every_choice_of_every_head_has_a_name(both: Pair) -> None:
@@ -150,21 +173,23 @@ def test_every_choice_of_every_head_has_a_name(both: Pair) -> None:
     assert sizes | counted == sizes
 
 
+CNN = ", ".join(map(str, range(1, 8)))
 ILLEGAL = [
+    ({"op": Op.GERMINATE, "blueprint": 9}, f"blueprint 9 for op germinate: {CNN}"),
+    ({"op": Op.GERMINATE, "blueprint": -1}, f"blueprint -1 for op germinate: {CNN}"),
+    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2}, "slot 2 for op germinate: 0, 1"),
     (
-        {"op": Op.GERMINATE, "blueprint": 9},
-        "blueprint 9 for op germinate is not legal; legal are 1, 2",
+        {"op": Op.GERMINATE, "blueprint": 3, "tempo": 100},
+        "tempo 100 for op germinate: fast, standard, slow",
     ),
-    ({"op": Op.GERMINATE, "blueprint": -1}, "blueprint -1"),
+    # the first head's
     (
-        {"op": Op.GERMINATE, "blueprint": 3, "slot": 2},
-        "slot 2 for op germinate is not legal; legal are 0, 1",
+        {"op": Op.GERMINATE, "blueprint": 3, "slot": 2, "tempo": 100},
+        "slot 2 for op germinate: 0, 1",
     ),
-    ({"op": Op.GERMINATE, "blueprint": 3, "tempo": 100}, "tempo 100"),
-    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2, "tempo": 100}, "slot 2"),  # the first head's
-    ({"op": Op.FOSSILIZE}, "op fossilize is not legal; legal are wait, germinate"),
-    ({"op": 6}, "op 6 is not legal"),
-    ({"op": -1}, "op -1 is not legal"),
+    ({"op": Op.FOSSILIZE}, "op fossilize: wait, germinate"),
+    ({"op": 6}, "op 6: wait, germinate"),
+    ({"op": -1}, "op -1: wait, germinate"),
 ]
 
 
@@ -186,7 +211,9 @@ def test_what_is_not_legal_becomes_wait_or_raises(
     info = waiting.step(mixed)[4]
     assert info.illegal.tolist() == [False, True, False]
     assert not waiting.state.slots.live.any()
-    with pytest.raises(ValueError, match=f"env 1: .*{words}"):
+    choice, legal = words.split(": ")
+    told = f"^env 1: {choice} is not legal; legal are {legal}$"
+    with pytest.raises(ValueError, match=told):
         raising.step(mixed)
     raising.step({"op": Op.WAIT})  # nothing had been played
 
@@ -203,26 +230,33 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
 @pytest.mark.parametrize(
     ("action", "words"),
     [
-        ({"opp": 1}, "action heads are slot, .* not opp"),
+        ({"opp": 1, "a": 2}, f"action heads are {', '.join(HEAD_NAMES)}, not a, opp"),
         ({"op": 1.0}, "op must be integers, not torch.float32"),
         ({"op": None}, "op must be integers, not None"),
         ("germinate", "actions must be integers, not 'germinate'"),
-        ({"op": [True, False, True]}, "op must be integers"),
-        ({"op": [0, 1]}, "op head takes a number or one for each of 3 envs, not torch.Size"),
-        ({"op": ["wait", "wait"]}, "one for each of 3 envs"),
-        ({"op": torch.zeros(0).long()}, r"the op head takes .* 3 envs, not torch.Size\(\[0\]\)"),
-        ({"slot": [[0], [1], [0]]}, r"the slot head takes .*, not torch.Size\(\[3, 1\]\)"),
-        ({"op": "germinat"}, "op='germinat': must be one of wait, germinate, set_alpha_target, "),
-        ({"slot": ["r0c1", "r9c9", 0]}, "slot='r9c9': must be one of r0c0, r0c1$"),
-        ({"blueprint": "lora"}, "blueprint='lora': must be one of conv_light, attention"),
-        ({"tempo": "quick"}, "tempo='quick': must be one of fast, standard, slow$"),
-        ([0, 1], r"numbers \[3\] of joint actions or choices \[3, 8\], not \[2\]"),
-        ([0, 1, 10**9], r"joint actions are 0 to 1028, not \[0, 1, 1000000000\]"),
+        ({"op": [True, False, True]}, "op must be integers, not torch.bool"),
+        ({"op": [1j, 0, 0]}, "op must be integers, not torch.complex64"),
+        ({"op": [0, 1]}, "the op head takes {each}, not torch.Size([2])"),
+        ({"op": ("wait", "wait")}, "the op head takes {each}, not torch.Size([2])"),
+        ({"op": torch.zeros(0).long()}, "the op head takes {each}, not torch.Size([0])"),
+        ({"slot": [[0], [1], [0]]}, "the slot head takes {each}, not torch.Size([3, 1])"),
+        ({"op": "germinat"}, f"op='germinat': must be one of {', '.join(OP_NAMES)}"),
+        ({"slot": ["r0c1", "r9c9", 0]}, "slot='r9c9': must be one of r0c0, r0c1"),
+        (
+            {"blueprint": np.array(["lora", "norm", "norm"])},
+            "blueprint='lora': must be one of conv_light, attention, norm, depthwise, bottleneck, "
+            "conv_small, conv_heavy",
+        ),
+        ({"tempo": "quick"}, "tempo='quick': must be one of fast, standard, slow"),
+        ([0, 1], "actions are numbers [3] of joint actions or choices [3, 8], not [2]"),
+        ([0, 1, 1029], "joint actions are 0 to 1028, not [0, 1, 1029]"),
+        ([0, 1, -1], "joint actions are 0 to 1028, not [0, 1, -1]"),
     ],
 )
 def test_what_is_no_action_is_refused(action: object, words: str, both: Pair) -> None:
     both[0].reset()
-    with pytest.raises(ValueError, match=words):
+    told = words.format(each="a number or one for each of 3 envs")
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
         both[0].step(action)
 
 
@@ -247,12 +281,14 @@ class Counting:
     def __init__(self) -> None:
         self.wait = WaitPolicy()
         self.counts = list[list[int]]()
+        self.threads = list[int]()
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         self.counts.append(memory[0].tolist())
+        self.threads.append(torch.get_num_threads())
         return self.wait.act(view, ())[0], (memory[0] + 1,)
 
 
@@ -280,10 +316,14 @@ def test_a_host_that_is_rolled_back_at_the_end_stands_without_what_it_has_lost()
         _, _, terminated, truncated, info = sim.step({"op": [0, op, 0], "blueprint": 3})
         if number == 8:
             assert [seed["stage"] for seed in sim.export(1).spec["seeds"]] == ["holding"]
-    assert terminated.tolist() == [False, True, False]
+        if number == 7:
+            sim.state.slots.contribution[1, 0] += 2.5
+            assert sim.seeds(1) == [Seed("r0c0", "blending", "norm", 1.0, 7, 2.5)]
+    assert terminated.tolist() == info.restarted.tolist() == [False, True, False]
     assert truncated.all()
     spec = sim.export(1).spec
-    assert (spec["seeds"], spec["validation_accuracy"]) == ([], None)
+    assert spec["seeds"] == []
+    assert spec["validation_accuracy"] is spec["validation_loss"] is None
 
 
 def test_a_policy_by_name_is_that_and_nothing_that_the_experiment_starts_from() -> None:
@@ -341,6 +381,13 @@ def test_the_package_offers_its_names_and_imports_torch_only_when_asked() -> Non
     assert all(getattr(esper_soa, name) for name in esper_soa.__all__)
     with pytest.raises(AttributeError, match="^module 'esper_soa' has no attribute 'mak'$"):
         esper_soa.mak  # noqa: B018
+    assert esper_soa.__version__ == metadata.version("esper-soa")
+
+
+def test_what_a_name_needs_is_told_as_python_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "esper_soa.simulator", None)
+    with pytest.raises(ModuleNotFoundError, match="^import of esper_soa.simulator halted"):
+        esper_soa.make  # noqa: B018
 
 
 def test_a_simulator_reaches_few_modules_and_no_part_of_the_lab() -> None:
@@ -359,8 +406,13 @@ def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None
     data = esper_soa.images(train, labels, test, labels, validation_images=20)
     sim = esper_soa.make("smoke", overrides=TINY[:2], policy="random", data=data, **SIZES)
     assert sim.settings.task.num_classes == 4
+    sim.reset()
+    assert sim.export(0).spec["classes"] == 4
     assert sim.world.data.train_labels.max() == 3
     assert len(list(sim.episode())) == STEPS
+    with pytest.raises(esper_soa.UserError, match=r"^task\.num_classes=5: must be"):
+        make(overrides=(*TINY[:2], "task.num_classes=5"), data=data)
+    assert make(data=make().world.data).settings.task.num_classes == 10
 
 
 def test_a_host_comes_out_with_the_accuracy_that_was_measured() -> None:

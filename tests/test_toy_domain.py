@@ -170,9 +170,17 @@ def test_report_and_queries_read_the_run(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (["compute.engine=native"], "kernels for sequences need transformer layers"),
+        (
+            ["compute.engine=native"],
+            "the kernels for sequences need transformer layers without dropout",
+        ),
         (["compute.engine=triton"], "kernels cut crops of images, not of sentences"),
-        (["data.name=synthetic"], r"must be a host of images \[3, 32, 32\], not of inputs \[6\]"),
+        (
+            ["data.name=synthetic"],
+            r"^task\.host=toy_domain:tagging: must be a host of images \[3, 32, 32\], not of "
+            r"inputs "
+            r"\[6\]\. Or choose other data than synthetic with data\.name\.$",
+        ),
         (["train_samples=72"], "must be at most 64, the training sentences of sentences"),
         (
             ["task.num_classes=4"],

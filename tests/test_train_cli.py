@@ -1,5 +1,6 @@
 """The command line as a user meets it: exit status, one clear message, start-up without torch."""
 
+import platform
 import subprocess
 import sys
 from importlib import metadata
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 from program import ENVIRONMENT, finished
 
-from esper_soa.config.arguments import prepare_arguments
+from esper_soa.config.arguments import prepare_arguments, show_help_or_version
 from esper_soa.config.errors import UserError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig
+from esper_soa.training.command import run_command
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,8 @@ def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str,
         ("experiment=smoke", "experiment=smoke: must be added. Give [+]experiment=smoke."),
         ("reward=shaped,simplifed", "reward=simplifed: must be .* Did you mean simplified?"),
         ("+sweep=[joblib,gpu]", "sweep=gpu: must be .* Did you mean gpus?"),
+        ("sweep=gpus", "sweep=gpus: must be added. Give [+]sweep=gpus."),
+        ("budget=hour", "budget=hour: must be added. Give [+]budget=hour."),
     ],
 )
 def test_an_unknown_option_is_told_with_what_may_have_been_meant(overrides: str, told: str) -> None:
@@ -69,7 +73,11 @@ def test_an_unknown_option_is_told_with_what_may_have_been_meant(overrides: str,
 
 
 @pytest.mark.parametrize(
-    "overrides", ["task=my_task --config-dir=mine", "reward=${oc.env:REWARD}", "policy=mine:Agent"]
+    "overrides",
+    [
+        *("task=my_task --config-dir=mine", "task=my_task -cd mine", "reward=${mode}"),
+        *("task=my_task hydra.searchpath=[mine]", "reward=${oc.env:REWARD}", "policy=mine:Agent"),
+    ],
 )
 def test_options_of_other_folders_and_interpolations_are_left_to_hydra(overrides: str) -> None:
     given = overrides.split()
@@ -77,9 +85,11 @@ def test_options_of_other_folders_and_interpolations_are_left_to_hydra(overrides
 
 
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
-    done = finished("+experiment=smoke", "device=cuda:1", "--cfg", "job", folder=tmp_path)
+    given = ["+experiment=smoke", "device=cuda:1", "seed=${modulo:7,4}"]
+    done = finished(*given, "--cfg", "job", "--resolve", folder=tmp_path)
     assert done.returncode == 0
     assert "\ndevice: cuda:1\n" in done.stdout
+    assert "\nseed: 3\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,11 +103,14 @@ def test_what_settings_hold_and_hydra_knows_passes_with_flags_anywhere() -> None
         "policy@policy=wait",
         "reward.mode=net",
     ]
-    assert prepare_arguments([*given, "-m", "envs=0"], TrainConfig) == ["-m", *given, "envs=0"]
+    for flag in ("-m", "--multirun", "-r", "--run", "--resolve"):
+        assert prepare_arguments([*given, flag, "envs=0"], TrainConfig) == [flag, *given, "envs=0"]
 
 
 @pytest.mark.parametrize("program", ["train", "evaluate"])
-def test_help_fits_a_screen_and_the_version_is_ours(tmp_path: Path, program: str) -> None:
+def test_help_fits_a_screen_and_the_version_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, program: str
+) -> None:
     shown = finished("--help", folder=tmp_path, program=program)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert 8 < shown.stdout.count("\n") <= 28
@@ -108,8 +121,14 @@ def test_help_fits_a_screen_and_the_version_is_ours(tmp_path: Path, program: str
         assert "hydra: " not in shown.stdout
     version = finished("--version", folder=tmp_path, program=program)
     assert version.returncode == 0
-    assert version.stdout.startswith(f"esper-soa {metadata.version('esper-soa')} (Python 3.")
+    others = (f"{one} {metadata.version(one)}" for one in ("torch", "tensordict", "hydra-core"))
+    python = f"Python {platform.python_version()}"
+    told = f"esper-soa {metadata.version('esper-soa')} ({', '.join([python, *others])})\n"
+    assert version.stdout == told
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(sys, "argv", ["esper", "-h"])
+    assert show_help_or_version(program)
+    assert capsys.readouterr().out == shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -132,10 +151,40 @@ esper_soa.train.main()
 
 
 @pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        ("--plan", "plan.plan"),
+        ("--plan=json", "plan.plan"),
+        ("--check-device", "check_device"),
+        *((words, "sweep.plugins") for words in ("-m", "--multirun", "hydra/launcher=joblib")),
+        *((words, "sweep.plugins") for words in ("hydra/sweeper=basic", "+sweep=gpus")),
+    ],
+)
+def test_a_part_of_the_lab_that_is_missing_is_named_with_what_asked_for_it(
+    words: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, f"esper_soa.lab.{module}", None)
+    monkeypatch.setattr(sys, "argv", ["esper-train", "seed=1", words])
+    with pytest.raises(SystemExit) as end:
+        run_command("train")
+    told = f"error: {words} needs esper_soa.lab.{module}, which is not installed\n"
+    assert (end.value.code, capsys.readouterr()) == (2, ("", told))
+
+
+def test_an_evaluation_answers_no_question_about_a_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["esper-evaluate", "--plan"])
+    with pytest.raises(SystemExit) as end:
+        run_command("evaluate")
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --plan\n")
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         ("--plan", "--plan needs esper_soa.lab, which is not installed"),
-        ("-m seed=1,2", "-m needs esper_soa.lab, which is not installed"),
         ("hydra.mode=MULTIRUN", "a sweep needs esper_soa.lab, which is not installed"),
         ("--cfg job", ""),
     ],

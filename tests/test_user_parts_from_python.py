@@ -57,7 +57,7 @@ def test_a_simulator_is_played_by_an_agent_of_a_module() -> None:
     sim = own_simulator(policy="parts_of_users:eager")
     steps = list(sim.episode())
     assert any((step.action.op == Op.GERMINATE).any() for step in steps)
-    with pytest.raises(esper_soa.UserError, match="parts_of_users:nobody"):
+    with pytest.raises(esper_soa.UserError, match=r"^policy\.name=parts_of_users:nobody: must be"):
         own_simulator(policy="parts_of_users:nobody")
 
 

@@ -73,6 +73,11 @@ def records(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def log_of(path: Path) -> list[str]:
+    """The lines of the log in the folder `path`, from their level on."""
+    return [line.split(" ", 2)[2] for line in (path / "log.txt").read_text().splitlines()]
+
+
 def signal_at(monkeypatch: pytest.MonkeyPatch, number: int, report: int) -> None:
     """Send `number` to this process just before the `report`-th report of an env-step from now."""
     reports = itertools.count(1)

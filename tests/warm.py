@@ -136,7 +136,7 @@ class Popen(subprocess.Popen):
         if not self.forked:
             super()._execute_child(*given)  # type: ignore[misc]
             return
-        _, into, _, out, _, errors = given[10:16]
+        into, _, _, out, _, errors = given[10:16]
         streams = [
             number if said == -1 else said for number, said in enumerate((into, out, errors))
         ]

@@ -46,7 +46,7 @@ class Turn(NamedTuple):
 class FlatEnvs:
     """N envs with flat observations and actions that are numbers."""
 
-    def __init__(self, sim: Simulator, actions: str = "joint") -> None:
+    def __init__(self, sim: Simulator, actions: str) -> None:
         """actions: "joint" for joint actions [N], "heads" for choices [N, 8], heads in order.
 
         Heads are masked one by one: a choice of every head may be legal, and all of them together
@@ -93,11 +93,9 @@ class FlatEnvs:
         observation, reward, terminated, truncated, info = self.sim.step(action)
         last_info = info
         over = bool(truncated.all())
-        observation_row = last = self._show(observation, info.masks)
-        if bool(terminated.any()):
-            where = terminated[:, None]
-            ended = zip(before, observation_row, strict=True)
-            last = FlatObservation(*(torch.where(where, old, new) for old, new in ended))
+        observation_row = self._show(observation, info.masks)
+        both = zip(before, observation_row, strict=True)
+        last = FlatObservation(*(torch.where(terminated[:, None], *pair) for pair in both))
         terminated = terminated | self.sim.env.terminated
         if go_on and over:
             initial, fresh = self.sim.reset()
@@ -108,9 +106,8 @@ class FlatEnvs:
         return Turn(*rows, reward, terminated, truncated & ~terminated, info, last_info, over)
 
     def _show(self, observation: Observation, masks: Masks) -> FlatObservation:
-        numbers = observation.features
         present = observation.blueprints[:, :, None] == self.codes
-        features = torch.cat((numbers, present.flatten(1).to(numbers.dtype)), 1)
+        features = torch.cat((observation.features, present.flatten(1)), 1)
         if self.joint:
             return FlatObservation(features, self.sim.joint.mask(masks))
         # NOOP stands for no blueprint, which agents that mask need where nothing is legal

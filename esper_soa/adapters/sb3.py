@@ -27,8 +27,6 @@ except ImportError as error:
 class GrowthVecEnv(VecEnv):
     """N hosts; where trajectories end, info has `terminal_observation`, `TimeLimit.truncated`."""
 
-    render_mode: str | None = None
-
     def __init__(
         self, experiment: str, envs: int, actions: str = "joint", **settings: Value
     ) -> None:
@@ -41,7 +39,6 @@ class GrowthVecEnv(VecEnv):
         """Begin the next round, or round 0 of the seed that `seed` was given."""
         flat_observation, info = self.flat.reset(self._seeds[0])
         self._reset_seeds()
-        self._reset_options()
         values = facts(info)
         self.reset_infos = [of_env(values, env) for env in range(self.num_envs)]
         return arrays(flat_observation)

@@ -26,14 +26,12 @@ def gae(
     are taken in float64, as long rollouts with gamma * lam near 1 cancel.
     """
     dtype = values.dtype
-    rewards = rewards.double()
-    values = values.double()
-    following = bootstrap.double()
+    following = bootstrap
     advantage = torch.zeros_like(following)
     advantages = []
     differences = []
     for t in range(rewards.shape[0] - 1, -1, -1):
-        flows = (~terminal[t]).double()
+        flows = (~terminal[t]).double()  # makes what it is multiplied with and added to double
         difference = rewards[t] + gamma * flows * following - values[t]
         current = difference + gamma * lam * flows * advantage
         differences.append(torch.where(valid[t], difference, 0.0))

@@ -29,7 +29,7 @@ class Controller(nn.Module):
         """Fresh weights; LookupError, TypeError or SettingError for what describes no policy."""
         super().__init__()
         self.spec = spec
-        floors = dict(spec["probability_floor"])
+        floors = spec["probability_floor"]
         ppo = PPOConfig(probability_floor=floors, observation_clip=spec["observation_clip"])
         network = NetworkConfig(**spec["network"])
         config = PolicyConfig(network=network, deterministic=spec["deterministic"], ppo=ppo)

@@ -100,10 +100,10 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
     return_var = _mean(return_offset.square(), valid)
     covariance = _mean(value_offset * return_offset, valid)
     defined = value_var.sqrt() > SMALL
-    slope = torch.where(defined, covariance / value_var.clamp(min=SMALL**2), 0.0)
+    slope = torch.where(defined, covariance / value_var, 0.0)
     deviations = (value_var * return_var).sqrt()
     both_defined = defined & (return_var.sqrt() > SMALL)
-    correlation = torch.where(both_defined, covariance / deviations.clamp(min=SMALL**2), 0.0)
+    correlation = torch.where(both_defined, covariance / deviations, 0.0)
     return {
         "calibration_slope": slope,
         "calibration_intercept": return_mean - slope * value_mean,

@@ -18,10 +18,9 @@ def masked_log_probs(logits: Tensor, mask: Tensor, floor: float) -> Tensor:
     """
     log_probs = torch.log_softmax(torch.where(mask, logits.float(), MASKED_LOGIT), dim=-1)
     if floor > 0:
-        num_legal = mask.sum(-1, keepdim=True).clamp(min=1)
+        num_legal = mask.sum(-1, keepdim=True)
         share = (MAX_FLOOR_MASS / num_legal).clamp(max=floor)
-        mixed = (1 - num_legal * share) * log_probs.exp() + share
-        log_probs = torch.where(num_legal == 1, log_probs, mixed.log())
+        log_probs = ((1 - num_legal * share) * log_probs.exp() + share).log()
     return torch.where(mask, log_probs, MASKED_LOGIT)
 
 
@@ -29,7 +28,7 @@ def entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
     """Entropy [...] over the legal choices of log_probs [..., C], over the uniform's; 0 for one."""
     num_legal = mask.sum(-1)
     raw = -torch.where(mask, log_probs.exp() * log_probs, 0.0).sum(-1)
-    return torch.where(num_legal > 1, raw / num_legal.clamp(min=2).float().log(), 0.0)
+    return torch.where(num_legal > 1, raw / num_legal.clamp(min=2).log(), 0.0)
 
 
 def choose(log_probs: Tensor, noise: Tensor) -> Tensor:

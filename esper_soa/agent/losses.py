@@ -141,7 +141,7 @@ def ramp(progress: int, length: int, start: float, end: float) -> float:
 
 def penalty_schedule(progress: int, total: int) -> float:
     """Weight of the floor penalty: 1.5 in a run's first quarter, 1 to three quarters, then 0.5."""
-    share = min(1.0, max(0.0, progress / max(1, total)))
+    share = min(1.0, progress / total)
     if share < 0.25:
         return 1.5
     return 1.0 - 0.5 * max(0.0, (share - 0.75) / 0.25)

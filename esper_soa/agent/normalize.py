@@ -65,12 +65,10 @@ def batch_moments(rows: Tensor, valid: Tensor) -> Moments:
 def merge(old: Moments, batch: Moments) -> Moments:
     """Moments of the union (Chan, Golub and LeVeque 1979); a batch of none changes nothing."""
     total = old.seen + batch.seen
-    share = batch.seen / total.clamp(min=OBSERVATION_PRIOR)
+    share = batch.seen / total.clamp(min=1)
     delta = batch.mean - old.mean
     var = old.var * (1 - share) + batch.var * share + delta.square() * share * (1 - share)
-    some = batch.seen > 0
-    mean = torch.where(some, old.mean + delta * share, old.mean)
-    return Moments(mean, torch.where(some, var, old.var), total)
+    return Moments(old.mean + delta * share, var, total)
 
 
 def merge_moving(old: Moments, batch: Moments, momentum: float) -> Moments:
@@ -104,8 +102,8 @@ def update_observation(
 
 
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:
-    """Statistics after raw rewards [N] of an env-step, merged as one: env order cannot matter."""
-    batch = batch_moments(rewards.double(), valid)
+    """After raw rewards float64 [N] of an env-step, merged as one: env order cannot matter."""
+    batch = batch_moments(rewards, valid)
     total = stats.seen + batch.seen
     share = batch.seen / total.clamp(min=1)
     delta = batch.mean - stats.mean
@@ -114,8 +112,8 @@ def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardS
 
 
 def normalize_reward(stats: RewardStats, rewards: Tensor, clip: float) -> Tensor:
-    """Rewards [N] over `reward_scale`, within +-clip; float64, and what is not finite stays so."""
-    return (rewards.double() / reward_scale(stats)).clamp(-clip, clip)
+    """Rewards float64 [N] over `reward_scale`, within +-clip; what is not finite stays so."""
+    return (rewards / reward_scale(stats)).clamp(-clip, clip)
 
 
 def reward_scale(stats: RewardStats) -> Tensor:

@@ -99,7 +99,6 @@ def total_loss(
         | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
         for (evaluation, batch), log_ratio in zip(parts, log_ratios, strict=True)
     ]
-    memories = [(one.hidden, one.cell, batch.rows.valid) for one, batch in parts]
     means = losses.global_means(own, reduction.total)
     policy = -means["surrogate"].value.sum()
     critics, metrics = critic_losses(means, weights)
@@ -109,7 +108,7 @@ def total_loss(
     loss = policy + critics + weights.entropy * entropy + floor
     kl = means["kl"].value
     ratios = [
-        torch.where(batch.rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
+        torch.where(batch.rows.valid, losses.joint_ratio(log_ratio), 1.0)
         for (_, batch), log_ratio in zip(parts, log_ratios, strict=True)
     ]
     metrics |= {
@@ -125,8 +124,14 @@ def total_loss(
     metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
     metrics |= by_head("entropy", means["decided"].value)
     metrics |= by_head("head_share", means["head_share"].value)
+    return loss, _told(metrics, means, parts)
+
+
+def _told(metrics: Metrics, means: Means, parts: Sequence[Part]) -> Metrics:
+    """The metrics of a loss and the health of the memory, without gradient."""
+    memories = [(one.hidden, one.cell, batch.rows.valid) for one, batch in parts]
     metrics |= diagnostics.memory_health(means, memories)
-    return loss, {name: metric.detach() for name, metric in metrics.items()}
+    return {name: metric.detach() for name, metric in metrics.items()}
 
 
 def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
@@ -164,11 +169,9 @@ def imitation_loss(
     cross_entropy = -means["chosen"].value
     critics, metrics = critic_losses(means, weights)
     loss = cross_entropy + critics
-    memories = [(one.hidden, one.cell, batch.rows.valid) for one, batch in parts]
     metrics |= {"loss": loss, "cross_entropy": cross_entropy, "agreement": means["agreement"].value}
     metrics |= by_head("agreement", means["head_agreement"].value)
-    metrics |= diagnostics.memory_health(means, memories)
-    return loss, {name: metric.detach() for name, metric in metrics.items()}
+    return loss, _told(metrics, means, parts)
 
 
 def agreement_means(evaluation: Evaluation, rows: Row) -> Means:

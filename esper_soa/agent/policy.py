@@ -240,7 +240,6 @@ class RecurrentPolicy(nn.Module):
         shape = (num_envs, len(self.lstm.layers), self.lstm.hidden)
         return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
 
-    @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """Sample an action per env with view.noise; the likeliest of a deterministic policy."""
         return self.act_with_probabilities(view, memory)[:2]
@@ -362,19 +361,18 @@ def with_blueprints(
     germinated, so that it is seen as some seed and is as likely as they are on average; one that is
     no more loses its own.
     """
-    result = dict(state)
     tables = [state.get(name) for name in BLUEPRINT_TABLES]
-    sizes = [len(one) if isinstance(one, Tensor) and one.ndim > 0 else 0 for one in tables]
-    if tuple(before) == tuple(after) or sizes != [len(before) + 1, len(before), len(before)]:
-        return result
+    sizes = [one.shape[:1] if isinstance(one, Tensor) else () for one in tables]
+    fits = sizes == [(len(before) + 1,), (len(before),), (len(before),)]
     known = {name: code for code, name in enumerate(before)}
-    for name in BLUEPRINT_TABLES:
-        rows = state[name]
+
+    def extended(rows: Tensor) -> Tensor:
         common = rows[list(CNN_BLUEPRINTS)].mean(0)
         rows_after = [rows[known[one]] if one in known else common for one in after]
         # the embedding of an empty slot stays the last
-        result[name] = torch.stack([*rows_after, *rows[len(before) :]])
-    return result
+        return torch.stack([*rows_after, *rows[len(before) :]])
+
+    return {**state} | {name: extended(state[name]) for name in BLUEPRINT_TABLES if fits}
 
 
 def with_observed(
@@ -386,8 +384,7 @@ def with_observed(
     """
     moments = state.get("mean")
     size = NUM_ENV_FEATURES + len(before) + NUM_SLOT_FEATURES
-    if before == after or not isinstance(moments, Tensor) or moments.shape != (size,):
-        return dict(state)
+    fits = isinstance(moments, Tensor) and moments.shape == (size,)
 
     def columns(rows: Tensor, new: float) -> Tensor:
         parts = (NUM_ENV_FEATURES, len(before), rows.shape[-1] - NUM_ENV_FEATURES - len(before))
@@ -397,15 +394,14 @@ def with_observed(
         return torch.cat((first, *(known.get(name, unknown) for name in after), rest), dim=-1)
 
     fills = {"feature_net.0.weight": 0.0, "mean": 0.0, "var": 1.0}
-    return {**state} | {name: columns(state[name], fill) for name, fill in fills.items()}
+    return {**state} | {name: columns(state[name], fill) for name, fill in fills.items() if fits}
 
 
 def with_heads(state: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A policy's state_dict, where it lacks an action head with that of `fresh`, a new policy's."""
     known = {name.split(".")[1] for name in state if name.startswith("heads.")}
-    heads = {name: weight for name, weight in fresh.items() if name.startswith("heads.")}
-    new = {name: weight for name, weight in heads.items() if name.split(".")[1] not in known}
-    return {**state} | new
+    heads = [name for name in fresh if name.startswith("heads.")]
+    return {**state} | {name: fresh[name] for name in heads if name.split(".")[1] not in known}
 
 
 def one_hot(op: Tensor, like: Tensor) -> Tensor:

@@ -240,7 +240,7 @@ class Learner:
             own = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         gradients = self.reduction.total_gradients(own)
         norm = losses.gradient_norm(list(gradients))
-        finite = loss.detach().isfinite() & norm.isfinite()
+        finite = loss.isfinite() & norm.isfinite()
         evaluated = ~stopped
         if plan.target_kl > 0:
             stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * plan.target_kl)

@@ -11,7 +11,7 @@ from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, NUM_BLUEPRINTS, OP_NAMES, Op, head_sizes
+from esper_soa.vocabulary import HEAD_NAMES, NUM_BLUEPRINTS, OP_NAMES, head_sizes
 
 
 class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-defined]
@@ -35,8 +35,8 @@ class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-
 
     @property
     def forced(self) -> Tensor:
-        """bool [N]: nothing but WAIT was legal."""
-        return (self.masks.op.sum(-1) == 1) & self.masks.op[..., Op.WAIT]
+        """bool [N]: nothing but WAIT was legal, which always is."""
+        return self.masks.op.sum(-1) == 1
 
 
 class Rollout(NamedTuple):

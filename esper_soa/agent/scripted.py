@@ -18,7 +18,7 @@ from esper_soa.env.legal import first_choice, head_masks, obey
 from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.state import Action, Decision, EnvState, View, chosen
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, AlphaMode, Op, Stage
 
 MIN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
@@ -70,8 +70,7 @@ class WaitPolicy(_Memoryless):
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """WAIT for every env."""
         op = torch.zeros_like(view.state.signals.step)
-        action, _ = obey(seed_action(op, op, op), view.masks)
-        return as_decision(action), memory
+        return as_decision(seed_action(op, op, op)), memory
 
 
 def first_due(view: View, due: Tensor, blueprints: Tensor, **choices: int) -> Action:
@@ -143,7 +142,7 @@ class HeuristicPolicy:
         """The initial HeuristicMemory."""
         zeros = torch.zeros(num_envs, dtype=torch.int64, device=device)
         penalties = torch.zeros(num_envs, len(self.names), dtype=torch.float64, device=device)
-        return HeuristicMemory(zeros, penalties, zeros + NEVER, zeros.clone())
+        return HeuristicMemory(zeros, penalties, zeros + NEVER, zeros)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The wanted action; where it is masked, WAIT, and the memory is only decayed."""
@@ -247,7 +246,7 @@ def _next_blueprint(
 def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
     """`op` on `slot` [N], `blueprint` for GERMINATE, the placeholder choice in every other head."""
     placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
-    choices = {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}
+    choices = {"op": op, "slot": slot, "blueprint": blueprint}
     return Action.from_dict(placeholders | choices, batch_size=op.shape)
 
 

@@ -113,7 +113,7 @@ class ScheduleConfig(Settings, path="policy.schedule."):
     def germination_steps(self, num_slots: int) -> list[int]:
         """Env-step at which each slot is due to germinate."""
         last = self.germinate[-1]
-        further = range(last + self.stagger, last + num_slots * self.stagger + 1, self.stagger)
+        further = range(last + self.stagger, last + num_slots * self.stagger, self.stagger)
         return [*self.germinate, *further][:num_slots]
 
 

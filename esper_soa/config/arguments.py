@@ -28,12 +28,12 @@ def show_help_or_version(name: str) -> bool:
 
     Hydra would compose the configuration before its own help, which takes most of a second.
     """
-    if "--version" in sys.argv[1:]:
+    if "--version" in sys.argv:
         version = import_module("importlib.metadata").version
         packages = ("esper-soa", "torch", "tensordict", "hydra-core")
         program, *others = (f"{one} {version(one)}" for one in packages)
         print(f"{program} (Python {sys.version.split()[0]}, {', '.join(others)})")
-    elif {"--help", "-h"} & {*sys.argv[1:]}:
+    elif {"--help", "-h"} & {*sys.argv}:
         text = Path(config_dir(), f"{name}.yaml").read_text(encoding="utf-8")
         words = yaml.safe_load(text)["hydra"]["help"]["template"]
         lines = [f"{group}: {', '.join(names)}\n" for group, names in options().items() if names]

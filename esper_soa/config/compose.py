@@ -43,9 +43,8 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> set
     """
     all_overrides = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
     check_overrides(all_overrides, settings.TrainConfig)
-    place = {"config_dir": config_dir(), "job_name": "train"}
     try:
-        with TURN, _isolated_hydra(), initialize_config_dir(**place, **INITIALIZE):
+        with TURN, _isolated_hydra(), initialize_config_dir(config_dir(), **INITIALIZE):
             composed = compose("train", expand_slots(all_overrides))
             if not composed.tasks:
                 return settings.settings_from(composed)
@@ -92,7 +91,7 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> settings
 
 
 def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+").partition("@")[0]
+    return override.partition("=")[0].lstrip("+")
 
 
 @contextmanager

@@ -337,4 +337,4 @@ def table(default: Mapping[str, float], low: float, high: float) -> dict[str, fl
 
 def _plain(end: float) -> str:
     """1000000 rather than 1e+06."""
-    return str(int(end)) if float(end).is_integer() and abs(end) < 1e15 else str(end)
+    return str(int(end)) if float(end).is_integer() else str(end)

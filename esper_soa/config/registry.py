@@ -91,7 +91,7 @@ def agent(name: str) -> Mark:
 def _make_decorator(kind: str, name: str, **attributes: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
         reason = "its name must be of at most 60 letters, digits, '_' and '-'"
-        raise ValueError(f"{kind} {one_line(name)!r}: {reason}")
+        raise ValueError(f"{kind} {name!r}: {reason}")
 
     def mark(part: Marked) -> Marked:
         for attribute, value in (attributes | {_mark(kind): name}).items():
@@ -133,11 +133,11 @@ def find(kind: str, reference: str, setting: str) -> Part:
     try:
         module = importlib.import_module(place)
     except ImportError as error:
-        absent = f"{error.name}." if isinstance(error, ModuleNotFoundError) else " "
-        remedy = "PYTHONPATH=<folder> says where it lies." if f"{place}.".startswith(absent) else ""
+        is_absent = f"{place}.".startswith(f"{error.name}.")
+        remedy = "PYTHONPATH=<folder> says where it lies." if is_absent else ""
         allowed = f"module:name of a module that can be imported ({one_line(error)})"
         raise SettingError(setting, reference, allowed, remedy) from error
-    parts = {id(part): part for part in vars(module).values()}
+    parts = {id(part): part for part in vars(module).values()}  # by whatever names it has there
     marked_parts = [(marked_name(kind, part), part) for part in parts.values()]
     named = [part for own_name, part in marked_parts if own_name == name]
     if not named:

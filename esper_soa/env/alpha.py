@@ -59,7 +59,7 @@ def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:
     After tick k of n alpha is start + (target - start) progress(k / n), so no tick leaves alpha at
     its start, and the last one sets the target exactly. Ramps in HOLD do not move.
     """
-    moving = running & (ramp.mode != AlphaMode.HOLD) & (ramp.length > 0)
+    moving = running & (ramp.mode != AlphaMode.HOLD)
     done = torch.where(moving, torch.minimum(ramp.done + 1, ramp.length), ramp.done)
     complete = moving & (done >= ramp.length)
     time = done.to(ramp.alpha.dtype) / ramp.length.clamp(min=1)

@@ -96,9 +96,8 @@ def sampled_shapley_values(
     return torch.where(valid, pairs.mean(1), 0.0), torch.where(valid, error, 0.0), known
 
 
-def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
+def pair_interactions(subset: Tensor, accuracy: Tensor, num_slots: int) -> Tensor:
     """v(ij) - v(i) - v(j) + v(none) [N, S, S] of pairs, other seeds off; 0 where rows lack."""
-    num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     codes = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
     value, known = lookup(subset, accuracy, codes.expand(subset.shape[0], -1))
@@ -106,8 +105,7 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     # a strided slice for the diagonal, as inductor warns of its own lowering of `diagonal`
     single = value[:, : num_slots**2 : num_slots + 1]
     none = value[:, -1:, None]
-    distinct = ~torch.eye(num_slots, dtype=torch.bool, device=subset.device)
-    valid = pair_known & distinct & ablated[:, :, None] & ablated[:, None, :]
+    valid = pair_known & ~torch.eye(num_slots, dtype=torch.bool, device=subset.device)
     return torch.where(valid, joint - single[:, :, None] - single[:, None, :] + none, 0.0)
 
 
@@ -126,7 +124,7 @@ def attribute(measured: Measurements, slots: Slots, orders: Tensor | None = None
     codes = torch.cat((full & ~bits, torch.zeros_like(full), fossils), 1)
     value, _ = lookup(subset, accuracy, codes)
     left_out, all_off, committed = value.split((num_slots, 1, 1), 1)
-    interactions = pair_interactions(subset, accuracy, ablated)
+    interactions = pair_interactions(subset, accuracy, num_slots)
     shapley, complete = shapley_values(subset, accuracy, ablated)
     error = torch.zeros_like(shapley)
     if orders is not None:

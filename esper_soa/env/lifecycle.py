@@ -175,7 +175,7 @@ def execute_orders(
     is_removed = where_op[Op.PRUNE] & (at_once | (is_resting & ~has_ramp))
     fading = where_op[Op.PRUNE] & ~at_once & is_resting & has_ramp
 
-    reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1 - ALPHA_TOLERANCE))
+    reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1))
     stage = torch.where(advanced, advanced_stage, stage)
     stage = torch.where(fossilized, Stage.FOSSILIZED, stage)
     stage = torch.where(reopened, Stage.BLENDING, stage)
@@ -249,7 +249,7 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
     steepness = torch.full_like(ramp.steepness, vocabulary.RAMP_STEEPNESS)
     curve = _pick(slots.style, vocabulary.STYLE_CURVE)
     ramp = retarget(ramp, blending, slots.alpha_goal, slots.tempo, curve, steepness)
-    ramp = set_where(ramp, holding, RESTING_RAMP | {"alpha": 1.0, "start": 1.0, "target": 1.0})
+    ramp = set_where(ramp, holding, dict.fromkeys(("alpha", "start", "target"), 1.0))
     done = torch.where(holding, ramp.length, ramp.done)
     ramp = ramp.replace(done=done, alpha=torch.where(fossil, 1.0, ramp.alpha))
     return slots, set_where(ramp, pruned, RESTING_RAMP | {"length": 0, "done": 0})

@@ -75,7 +75,7 @@ def action_masks(
     by_op = by_slot & torch.stack(by_env, dim=-2)
     op = by_op.any(-1)
     codes = torch.arange(blueprints_allowed.shape[-1], device=op.device)
-    can_germinate = (blueprints_allowed & (codes != Blueprint.NOOP)).expand(op.shape[0], -1).clone()
+    can_germinate = (blueprints_allowed & (codes != Blueprint.NOOP)).expand(op.shape[0], -1)
     every_slot = torch.ones_like(stage, dtype=torch.bool)
     masks = {head.name: allowed_choices(head, op) for head in DETAIL_HEADS}
     masks |= {"slot": every_slot, "blueprint": can_germinate, "op": op, "slot_by_op": by_op}

@@ -51,7 +51,7 @@ def observe(state: EnvState, max_steps: int, settings: Sequence[Tensor] = ()) ->
     slots = state.slots
     ramp = state.ramp
     env = env_features(state.signals, state.signals.step, slots.stage, max_steps)
-    left = (ramp.length - ramp.done).clamp(min=0)
+    left = ramp.length - ramp.done
     seeds = slot_features(slots, ramp, alpha_velocity(ramp), left, max_steps)
     own = [setting_feature(value).unsqueeze(-1) for value in settings]
     features = torch.cat((env, *own, seeds.flatten(-2)), -1)
@@ -77,8 +77,8 @@ def setting_feature(value: Tensor) -> Tensor:
 
 def alpha_velocity(ramp: Ramp) -> Tensor:
     """Alpha per tick of a moving ramp [N, S], constant along it; 0 when the ramp rests."""
-    moving = (ramp.mode != AlphaMode.HOLD) & (ramp.length > 0)
-    return torch.where(moving, (ramp.target - ramp.start) / ramp.length.clamp(min=1), 0.0)
+    speed = (ramp.target - ramp.start) / ramp.length.clamp(min=1)
+    return torch.where(ramp.mode == AlphaMode.HOLD, 0.0, speed)
 
 
 def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_steps: int) -> Tensor:

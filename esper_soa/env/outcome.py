@@ -73,7 +73,7 @@ def outcomes(
     totals = state.totals
     return Outcomes(
         accuracy=signals.val_accuracy,
-        param_ratio=total_params(slots, counts) / max(1, counts.host),
+        param_ratio=total_params(slots, counts) / counts.host,
         stability=stability(rewards, signals.step),
         reward=totals.reward,
         success=signals.val_accuracy >= SUCCESS_ACCURACY,
@@ -100,7 +100,7 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     window = rewards.shape[1]
     valid = torch.arange(window, device=rewards.device) >= window - num_steps.unsqueeze(1)
     count = valid.sum(1)
-    mean = torch.where(valid, rewards, 0.0).sum(1) / count.clamp(min=1)
+    mean = torch.where(valid, rewards, 0.0).sum(1) / count
     squares = torch.where(valid, (rewards - mean.unsqueeze(1)).square(), 0.0).sum(1)
     return 1 / (1 + squares / count.clamp(min=1))
 

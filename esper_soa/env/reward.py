@@ -113,7 +113,6 @@ def reward_inputs(
     """Reward inputs from the env state and this env-step's attribution."""
     slots = state.slots
     signals = state.signals
-    contribution = torch.where(attribution.measured, attribution.contribution, 0.0)
     effective, shock = rent_and_shock(slots, settings)
     germinated = torch.where(slots.germination_known, slots.accuracy_germination, 0.0)
     return RewardInputs(
@@ -122,19 +121,19 @@ def reward_inputs(
         target=target_slot(action, slots.stage.shape[1]),
         improvement=slots.improvement,
         improvement_known=slots.live,
-        contribution=contribution,
+        contribution=attribution.contribution,
         contribution_known=attribution.measured,
         interaction_sum=attribution.interaction_sum,
         accuracy_germination=germinated,
         drip_left=slots.drip_total - slots.drip_paid,
-        drip_contribution=contribution,
+        drip_contribution=attribution.contribution,
         op=op,
         val_accuracy=signals.val_accuracy,
         stable_accuracy=stable_accuracy(signals, settings.config.escrow_stable_window),
         accuracy_delta=signals.accuracy_delta,
         val_loss=signals.val_loss,
         loss_delta=-signals.loss_delta,
-        total=torch.where(attribution.total_known, attribution.total, 0.0),
+        total=attribution.total,
         total_known=attribution.total_known,
         committed_accuracy=attribution.committed,
         effective_params=effective,
@@ -160,11 +159,10 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
     cfg = settings.config
     host = settings.counts.host
     params = occupied_params(slots, settings.counts)
-    alpha = torch.where(slots.live, slots.alpha, 0.0)
     pays_rent = stage_in(slots.stage, RENT_STAGES)
-    effective = torch.where(pays_rent, cfg.base_slot_rent_ratio * host + alpha * params, 0.0).sum(1)
+    effective = torch.where(pays_rent, cfg.base_slot_rent_ratio * host + slots.alpha * params, 0.0)
     weight = slots.rent_params / max(host, cfg.rent_host_params_floor)
-    return effective, ((alpha - slots.rent_alpha).square() * weight).sum(1)
+    return effective.sum(1), ((slots.alpha - slots.rent_alpha).square() * weight).sum(1)
 
 
 def adjust(
@@ -199,8 +197,8 @@ def _next_slots(
 ) -> Slots:
     """The slots with escrow, drip and rent readings; a new pool waits for `settle_fossils`."""
     slots = slots.replace(
-        escrow=torch.where(slots.live, slot_readings.escrow_next, 0.0),
-        rent_alpha=torch.where(slots.live, slots.alpha, 0.0),
+        escrow=slot_readings.escrow_next,
+        rent_alpha=slots.alpha,
         rent_params=occupied_params(slots, settings.counts),
     )
     if settings.config.drip_fraction == 0:
@@ -227,7 +225,7 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
     totals = totals.replace(
         fossilized=totals.fossilized + outcome.fossilized,
         contributing=totals.contributing + (outcome.fossilized & (improvement >= MIN_CONTRIBUTION)),
-        pending_hindsight=totals.pending_hindsight + torch.where(outcome.fossilized, credit, 0.0),
+        pending_hindsight=credit,
     )
     drip_live = slots.drip_live | (fresh & (slots.drip_total > 0))
     return state.replace(slots=slots.replace(drip_live=drip_live), totals=totals)
@@ -245,7 +243,7 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
         return state
     boost = torch.stack([attribution.pair_boost[:, low, high] for low, high in pairs(num_slots)], 1)
     boost = boost.to(state.boosts.dtype).unsqueeze(2)
-    place = (state.signals.step - 1).clamp(min=0).view(-1, 1, 1)
+    place = (state.signals.step - 1).view(-1, 1, 1)
     return state.replace(boosts=state.boosts.scatter(2, place.expand_as(boost), boost))
 
 

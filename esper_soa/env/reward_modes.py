@@ -87,7 +87,7 @@ def score(
     """
     parts, readings = MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
     zero = torch.zeros_like(inputs.contribution)
-    unread = SlotReadings(inputs.escrow, zero, zero, torch.zeros_like(inputs.drip_scale))
+    unread = SlotReadings(inputs.escrow, zero, zero, zero)
     return add_terms(no_terms(inputs.val_accuracy), parts), unread._replace(**readings)
 
 
@@ -109,12 +109,11 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     progress = column(inputs.val_accuracy) - inputs.accuracy_germination
     gain = term.credible_gain(inputs, progress, term.joint_gain(progress, contribution, cfg))
     gain = cfg.contribution_weight * gain * discount
-    useful = inputs.contribution_known & ~fossil & (contribution >= 0)
+    useful = inputs.contribution_known & (contribution >= 0)
     timing = term.timing_discount(column(inputs.step) - inputs.seed_age, cfg)
     timing = torch.where(useful & inputs.has_seed, timing, 1.0)
     measured = torch.where(contribution < 0, cfg.contribution_weight * contribution, gain * timing)
-    proxy = inputs.has_seed & (inputs.stage >= Stage.BLENDING)
-    proxy = proxy & inputs.improvement_known & (inputs.improvement > 0)
+    proxy = inputs.has_seed & (inputs.stage >= Stage.BLENDING) & (inputs.improvement > 0)
     weight = cfg.contribution_weight * cfg.proxy_confidence_factor
     attribution = torch.where(proxy, weight * inputs.improvement, 0.0)
     attribution = torch.where(inputs.contribution_known, measured, attribution)

@@ -40,7 +40,7 @@ class RewardSettings(NamedTuple):
     def user_name(self) -> str:
         """Of the rewards of a user's, in the order of the split; "" without any."""
         all_settings = (self,) if self.split is None else self.split.settings
-        return "+".join(dict.fromkeys(one.own.name for one in all_settings if one.own is not None))
+        return "+".join(one.own.name for one in all_settings if one.own is not None)
 
 
 class RewardSplit(NamedTuple):

@@ -159,7 +159,7 @@ def size_rent(parameters: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
 
 def flop_rent(flop: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
     """Rent in percent points of trainings of `flop`, where hosts alone take `host`, both [N]."""
-    growth = (flop - host) / host.clamp(min=1)
+    growth = (flop - host) / host
     return growth_rent(growth, amount(cfg.flop_weight), amount(cfg.max_rent))
 
 

@@ -23,16 +23,15 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
     finite = torch.isfinite(measured.val_loss)
     val_loss = torch.where(finite, measured.val_loss, signals.val_loss)
     val_accuracy = _finite_or(measured.accuracy[:, 0], signals.val_accuracy)
-    loss_known = (signals.step > 0) & (signals.val_loss > 0)  # 0 = no finite loss so far
+    loss_known = signals.val_loss > 0  # 0 = no finite loss so far
     loss_delta = torch.where(loss_known, signals.val_loss - val_loss, 0.0)
     accuracy_delta = val_accuracy - signals.val_accuracy
     # stable env-steps in a row, and the latch that closes after enough
-    is_measurable = signals.val_loss > MIN_PREVIOUS_LOSS
-    change = loss_delta / torch.where(is_measurable, signals.val_loss, 1.0)
-    stable = finite & loss_known & (change > -cfg.regression_threshold)
+    change = loss_delta / signals.val_loss
+    stable = finite & (change > -cfg.regression_threshold)
     stable = stable & (change < cfg.stabilization_threshold)
     count = torch.where(stable, signals.stable_count + 1, 0)
-    evaluated = (signals.step > 0) & is_measurable & ~signals.stabilized
+    evaluated = (signals.val_loss > MIN_PREVIOUS_LOSS) & ~signals.stabilized
     count = torch.where(evaluated, count, signals.stable_count)
     return signals.replace(
         step=signals.step + 1,
@@ -95,12 +94,11 @@ def age_memories(slots: Slots) -> Slots:
 
 
 def stable_accuracy(signals: Signals, window: int) -> Tensor:
-    """float64 [N]: smallest of the last `window` accuracies (at most HISTORY); 0 before any."""
+    """float64 [N]: smallest of the last `window` accuracies (at most HISTORY)."""
     recent = signals.accuracy_history[:, -window:]
     lag = torch.arange(recent.shape[1], 0, -1, device=recent.device)
     recorded = lag <= signals.step.unsqueeze(-1)
-    smallest = torch.where(recorded, recent, torch.inf).amin(-1)
-    return torch.where(signals.step > 0, smallest, 0.0)
+    return torch.where(recorded, recent, torch.inf).amin(-1)
 
 
 def _push(history: Tensor, value: Tensor) -> Tensor:

@@ -200,10 +200,8 @@ def guard_(
         state = select(ended, before, state)
         rest = {name: state.guard.get(name) * ~ended for name in ("panic", "reason")}
         state = state.replace(guard=state.guard.replace(**rest))
-        due = due & ~ended
     guard = state.guard
-    rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
-    snapshot_where_(weights, shape, due, fossil, rising)
+    snapshot_where_(weights, shape, due, fossil, rising=stage == Stage.HOLDING)
     restore_where_(weights, shape, guard.panic, fossil, guard.reason == PanicReason.NOT_FINITE)
     return state, discard_panicked(measured, state)
 

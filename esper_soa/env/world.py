@@ -107,8 +107,7 @@ class World:
             self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
         all_envs = torch.ones_like(self.envs, dtype=torch.bool)
         fossil = state.slots.stage == Stage.FOSSILIZED
-        rising = torch.zeros_like(fossil)
-        snapshot_where_(self.weights, self.rules.nets.shape, all_envs, fossil, rising)
+        snapshot_where_(self.weights, self.rules.nets.shape, all_envs, fossil, rising=fossil)
         return state
 
     def _enter_round(self, number: int) -> None:
@@ -256,7 +255,7 @@ def values_of_envs(
     envs = torch.arange(num_envs)
     keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs)
     values = {}
-    for name in sorted(names):
+    for name in names:
         numbers = ENV_SETTINGS[name].numbers(settings[name])
         if isinstance(numbers, EnvDraw):
             own = streams.fold(keys, crc32(name.encode()))

@@ -71,9 +71,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
             input_names=[net.spec["input"].get("name", "images")],
             output_names=["logits"],
         )
-    if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
-    model = program.model_proto
+    model = program.model_proto  # type: ignore[union-attr]
     model.metadata_props.add(key="spec", value=json.dumps(net.spec))
     write_bytes(path, model.SerializeToString())
 
@@ -95,7 +93,7 @@ def _quiet_exporter() -> Iterator[None]:
 
 def save_code(net: GrownNetwork, path: Path) -> None:
     """Write a Python file that makes the network from its own text."""
-    state = {name: value.cpu().clone() for name, value in net.state_dict().items()}
+    state = {name: value.cpu() for name, value in net.state_dict().items()}
     content = io.BytesIO()
     torch.save(state, content)
     _, source = Path(modules.__file__).read_text(encoding="utf-8").split('"""\n', 1)

@@ -76,9 +76,9 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     missing, cut off, damaged, foreign or of a newer version, and for a host that it does not hold.
     """
     place = one_line(path)
-    if Path(path).exists() and not Path(path).is_file():
-        raise ModuleFileError(f"{place}: cannot be read (no regular file)")
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise ModuleFileError(f"{place}: cannot be read (no regular file)")
         with safe_open(Path(path), framework="pt") as file:
             entries = _entries(place, file.metadata())
             last = len(entries) - 1
@@ -88,7 +88,7 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
             if not 0 <= (env or 0) <= last:
                 raise ModuleFileError(f"{place}: env={env}: must be 0 to {last}, the hosts in it")
             entry = entries[env or 0]
-            prefix = entry["prefix"]
+            prefix = str(entry["prefix"])
             names = [name for name in sorted(file.keys()) if name.startswith(prefix)]
             tensors = {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
     except FileNotFoundError as error:
@@ -139,11 +139,9 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
             age = f"has version {record['version']}, written by a newer version of the program"
             raise ModuleFileError(f"{place}: {age}: this one reads version {VERSION}")
         entries = [{name: one[name] for name in FIELDS} for one in record["modules"]]
-        if not all(isinstance(one[name], str) for one in entries for name in ("kind", "prefix")):
-            raise ValueError("a kind or prefix that is no text")
+        unknown = [one_line(one["kind"]) for one in entries if one["kind"] not in MAKERS]
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise _unreadable(place, error) from error
-    unknown = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
     if unknown or not entries:
         kinds = unknown[0] if unknown else "nothing"
         raise ModuleFileError(f"{place}: holds {kinds}, no network or policy")

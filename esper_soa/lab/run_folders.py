@@ -83,11 +83,11 @@ def _run_folders(place: Path, depth: int) -> Iterator[Path]:
         return
     if config.exists() and not settings:
         LOGGER.warning("runs     without %s: no settings that can be read", config)
-    if (depth or several) and place.is_dir():
+    if (depth > 0 or several) and place.is_dir():
         # a run's own copies of its settings, by Hydra, are in a hidden folder
-        below = (one for one in place.iterdir() if one.is_dir() and one.name[0] != ".")
+        below = (one for one in place.iterdir() if one.name[0] != ".")
         for one in sorted(below, key=_by_number):
-            yield from _run_folders(one, max(depth - 1, 0))
+            yield from _run_folders(one, depth - 1)
 
 
 def _by_number(path: Path) -> tuple[int, str]:

@@ -166,7 +166,7 @@ class Workload:
         device = self.device = trial.device
         nets = trial.nets
         self.val_samples = min(trial.sizes.val_samples, trial.nets.eval_batch)
-        samples = trial.example(SAMPLES, max(self.val_samples, 1), device)
+        samples = trial.example(SAMPLES, self.val_samples, device)
         envs = torch.arange(trial.sizes.num_envs, device=device)
         self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
         batch_size = trial.sizes.batch_size

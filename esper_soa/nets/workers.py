@@ -63,4 +63,12 @@ def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
 @lru_cache(maxsize=8)  # two worlds of one process may take turns with different numbers of workers
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Threads that stay; each gives an operation one thread, whatever its caller gives it."""
-    return ThreadPoolExecutor(workers, "envs", initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(workers, "envs", initializer=_take_one_thread)
+
+
+def _take_one_thread() -> None:
+    """Once and for all: reading the number makes it this thread's own, else its first operation
+    takes what was set last in the process.
+    """
+    torch.set_num_threads(1)
+    torch.get_num_threads()

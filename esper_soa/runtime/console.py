@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import NoReturn, TextIO, cast
 
 from esper_soa.config.errors import RankLostError, RunMemoryError, UserError
-from esper_soa.runtime.files import IncompleteError
+from esper_soa.runtime.files import IncompleteError, reason_of
 from esper_soa.runtime.signals import stop_at_once
 
 CLOSED = "it was closed before the start"
@@ -60,8 +60,8 @@ class SafeStream(io.TextIOBase):
 
     def _detach(self, error: OSError) -> None:
         """Redirect the stream's descriptor to the null device, so that no flush of it can fail."""
-        self.lost = self.lost or error.strerror or str(error)
-        with suppress(OSError, ValueError), open(os.devnull, "w") as null:
+        self.lost = self.lost or reason_of(error)
+        with suppress(OSError), open(os.devnull, "w") as null:
             os.dup2(null.fileno(), self._stream.fileno())
 
 
@@ -126,8 +126,8 @@ def ending_with_status() -> Iterator[None]:
         except (UserError, IncompleteError) as error:
             exit_with(error)
         except OSError as error:
-            reason = error.strerror or error
-            print(f"error: {error.filename}: cannot be written ({reason})", file=sys.stderr)
+            problem = f"cannot be written ({reason_of(error)})"
+            print(f"error: {error.filename}: {problem}", file=sys.stderr)
             sys.exit(1)
 
 

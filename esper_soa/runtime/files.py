@@ -22,7 +22,7 @@ class IncompleteError(Exception):
 
 def reason_of(error: OSError) -> str:
     """The system's error text."""
-    return error.strerror or str(error) or type(error).__name__
+    return error.strerror or str(error)
 
 
 class WriteErrors:
@@ -96,7 +96,7 @@ class LineFile:
         """
         self._waiting.extend(lines)
         if self._handle is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             self._handle = os.open(self._path, flags, 0o666)
         status = os.fstat(self._handle)
         if not status.st_nlink:

@@ -20,15 +20,13 @@ def finite_json(value: Json, path: str, paths: list[str]) -> Json:
 
     Raises TypeError for what JSON cannot hold, tensors among it.
     """
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
         paths.append(f"{path[1:]}={value}")
         return None
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): finite_json(one, f"{path}.{key}", paths) for key, one in value.items()}
+        return {key: finite_json(one, f"{path}.{key}", paths) for key, one in value.items()}
     if isinstance(value, Sequence):
         return [finite_json(one, f"{path}[{at}]", paths) for at, one in enumerate(value)]
     remedy = "give plain numbers, texts or lists"
@@ -39,12 +37,17 @@ def finite_record(record: Mapping[str, Json]) -> dict[str, Json]:
     """`record` as JSON can hold it, with the list `non_finite` where something was replaced."""
     paths: list[str] = []
     clean = {key: finite_json(value, f".{key}", paths) for key, value in record.items()}
-    return clean | {"non_finite": list(paths)} if paths else clean
+    return clean | {"non_finite": paths} if paths else clean
 
 
 def json_line(record: Mapping[str, Json]) -> str:
     """`record` as one line of JSON without the line end."""
-    return json.dumps(finite_record(record), allow_nan=False, separators=(",", ":"))
+    return json.dumps(finite_record(record), separators=(",", ":"))
+
+
+def write_json(path: Path, record: Mapping[str, Json]) -> None:
+    """Replace the file `path` by `record`, over several lines; raises OSError."""
+    write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
 
 
 def keep_rounds(path: Path, rounds: int) -> int:
@@ -60,15 +63,14 @@ def keep_rounds(path: Path, rounds: int) -> int:
         if len(first_lines) < len(lines):
             os.truncate(path, sum(map(len, first_lines)))
     else:
-        write_text(path, b"".join(first_lines).decode("utf-8", "replace"))
+        write_text(path, b"".join(first_lines).decode())
     return len(first_lines)
 
 
-def _round_of(line: bytes) -> int:
-    """The round that a line is about; 0 where it is no whole line."""
+def _round_of(line: bytes) -> object:
+    """The round that a line is about; None where it says none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        return 0
-    number = record.get("round") if isinstance(record, dict) else None
-    return number if isinstance(number, int) else 0
+        return None
+    return record.get("round") if isinstance(record, dict) else None

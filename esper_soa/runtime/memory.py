@@ -40,6 +40,7 @@ PASSED = "a pass of training"
 UPDATED = "a step"
 LEARNED = "the policy's update"
 NO_SAMPLES = SampleCount(0, 0)
+MEMINFO = Path("/proc/meminfo")
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_LIMITS = (
     ("memory.max", "memory.current"),
@@ -164,7 +165,7 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    lines = _text(Path("/proc/meminfo")).splitlines()
+    lines = _text(MEMINFO).splitlines()
     available = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     for names in CGROUP_LIMITS:
         limit, usage = [_text(CGROUPS / name).strip() for name in names]

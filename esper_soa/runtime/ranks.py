@@ -166,8 +166,7 @@ class RankGroup(Ranks):
         return boxes if self.first else []
 
     def reduced(self, flat: Tensor, kind: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-        """`flat` reduced over all ranks; the same bits on each."""
-        flat = flat.detach().clone()
+        """`flat`, which is overwritten, reduced over all ranks; the same bits on each."""
         with _rank_errors():
             dist.all_reduce(flat, kind)
         return flat
@@ -189,7 +188,10 @@ class _Total(torch.autograd.Function):
     """Sums over ranks, whose gradient is passed on as it is."""
 
     @staticmethod
-    def forward(ctx: object, own: Tensor, group: RankGroup) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx, own: Tensor, group: RankGroup
+    ) -> Tensor:
+        ctx.mark_dirty(own)
         return group.reduced(own)
 
     @staticmethod

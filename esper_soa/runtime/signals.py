@@ -112,7 +112,7 @@ def import_guard() -> Iterator[None]:
 
     def leave(number: int) -> None:
         stop = Interrupted(number)
-        print(stop, file=sys.stderr, flush=True)
+        print(stop, file=sys.stderr)
         os._exit(stop.status)
 
     handled = tuple(number for number in STOPPING if not is_foreign(signal.getsignal(number)))

@@ -26,7 +26,6 @@ import torch
 from esper_soa.config.paths import FolderError, cache_folder, open_folder, read_user_file
 from esper_soa.config.processor import this_processor
 from esper_soa.env.ahead import KERNELS, LibraryError, can_load, load_kernels
-from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 
@@ -62,26 +61,22 @@ def step_key(rules: EnvRules) -> str:
     """Digest of all that decides what the kernels of these rules are."""
     reward = rules.reward
     split = reward.split
+    tables = reward.counts, reward.flop
+    costs = [(one.host, one.seed.tolist(), one.gate.tolist()) for one in tables]
     settings = rules.lifecycle, rules.gates, rules.signals, rules.governor, rules.early_stop
-    split_facts = () if split is None else (split.place.tolist(), *map(_facts, split.settings))
+    places = None if split is None else split.place.tolist()
     processor = this_processor()
     made_for = processor.machine, processor.kind or platform.processor()
     versions = torch.__version__, tensordict.__version__
     kernels = (
         rules.blueprints.tolist(),
         rules.max_seeds,
-        _facts(reward),
-        split_facts,
+        (reward.config, costs, reward.max_steps),
+        places,
         rules.kernel_settings,
     )
     facts = sources_digest(), versions, made_for, settings, kernels
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
-
-
-def _facts(reward: RewardSettings) -> tuple[object, ...]:
-    tables = reward.counts, reward.flop
-    costs = [(one.host, one.seed.tolist(), one.gate.tolist()) for one in tables]
-    return reward.config, costs, reward.max_steps
 
 
 def sources_digest() -> str:
@@ -89,10 +84,8 @@ def sources_digest() -> str:
     package = Path(__file__).parents[1]
     files = [package / name for name in ("state.py", "vocabulary.py", "config/env.py")]
     files += [*package.glob("runtime/*step*.py"), *package.glob("env/*.py")]
-    digest = hashlib.sha256()
-    for source in sorted(files):
-        digest.update(source.name.encode() + b"\0" + hashlib.sha256(source.read_bytes()).digest())
-    return digest.hexdigest()
+    contents = (source.read_bytes() for source in sorted(files))
+    return hashlib.sha256(b"".join(contents)).hexdigest()
 
 
 def find(folder: Path, key: str) -> dict[str, str] | None:
@@ -121,7 +114,7 @@ def store(draft: Path, folder: Path, key: str, manifest: dict[str, str]) -> None
     """
     (draft / MANIFEST).write_text(json.dumps(manifest))
     for path in draft.iterdir():
-        path.chmod(0o700 if path.suffix == ".so" else 0o600)
+        path.chmod(0o600)
     remove(folder / key)
     draft.rename(folder / key)
     keys = sorted(folder.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime)

@@ -32,6 +32,7 @@ from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.nets.trial import Trial
 from esper_soa.runtime.compilation import choose_compilation, keep_compiled
 from esper_soa.runtime.device import choose_layout, keep_freed_memory, sizes_of, take_device
+from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.memory import NO_SAMPLES, check_room, room_for_steps
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.step_cache import stored_kernels, unsupported
@@ -160,7 +161,7 @@ def build_world(
     return World(rules, data, sizes_of(part), cfg.data, seed, kernels, ranks)
 
 
-def world_facts(world: World) -> dict[str, object]:
+def world_facts(world: World) -> dict[str, Json]:
     """What versions.json says of data, kernels and what of the decisions is replayed."""
     return {
         "data": world.data.facts(),

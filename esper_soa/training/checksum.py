@@ -16,7 +16,7 @@ from esper_soa.runtime.files import reason_of, write_bytes
 # 3: the policy's weights are shared by all slots; in 2 their shapes went by the number of slots.
 VERSION = 3
 FORMAT = b"esper_soa checkpoint"
-SEAL = re.compile(rb"\n" + FORMAT + rb" (\d{1,9}) sha256 ([0-9a-f]{64})\n\Z")
+SEAL = re.compile(rb"\n" + FORMAT + rb" (\d+) sha256 ([0-9a-f]{64})\n\Z")
 SEAL_BYTES = len(FORMAT) + 92  # at most
 
 

@@ -4,7 +4,6 @@ Task, data, reward and rules are those of the checkpoint. Every policy meets the
 same data: sample i of each is the same env of the same episode.
 """
 
-import json
 from dataclasses import replace
 from operator import sub
 from pathlib import Path
@@ -23,7 +22,7 @@ from esper_soa.nets.data.batches import origin
 from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.runtime.device import apply_threads, device_name, resolve_device
 from esper_soa.runtime.files import write_text
-from esper_soa.runtime.json_lines import finite_record
+from esper_soa.runtime.json_lines import write_json
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.training.build import build_world, rule_player, world_facts
 from esper_soa.training.collect import Player, Round, play_round
@@ -79,10 +78,8 @@ def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConf
     compute = replace(cfg.compute, precision=precision)
     return replace(
         settings,
-        name=cfg.name,
         envs=cfg.envs or settings.envs,
         rounds=cfg.episodes,
-        device=cfg.device,
         data=data,
         compute=compute,
         telemetry=replace(settings.telemetry, progress=cfg.progress),
@@ -143,7 +140,7 @@ def write_results(path: Path, facts: dict, scores: dict[str, Scores], found: lis
         }
         for verdict in found
     }
-    write_text(path, json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n")
+    write_json(path, facts | {"policies": policies})
 
 
 def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> dict[str, list[Verdict]]:

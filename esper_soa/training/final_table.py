@@ -1,7 +1,6 @@
 """The end of a run: the table of grown hosts and control, and summary.json. Needs no torch."""
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper_soa.config.nets import DATA_NAME
-from esper_soa.runtime.files import write_text
-from esper_soa.runtime.json_lines import Json, finite_record
+from esper_soa.runtime.json_lines import Json, write_json
 from esper_soa.training.progress import duration, show
 from esper_soa.training.verdict import (
     CONFIDENCE,
@@ -28,15 +26,15 @@ MOST_ROWS = 32  # configurations in the table; summary.json has all
 TEXT_WIDTH = 160  # columns of a table in a file
 SEEDS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
 ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
-    ("test_accuracy", "test accuracy, mean over hosts (%)", ",.2f"),
-    ("best", "test accuracy, best host (%)", ",.2f"),
-    ("validation_accuracy", "validation accuracy, mean (%)", ",.2f"),
-    ("net", "test accuracy - rent, mean over hosts", ",.2f"),
+    ("test_accuracy", "test accuracy, mean over hosts (%)", ".2f"),
+    ("best", "test accuracy, best host (%)", ".2f"),
+    ("validation_accuracy", "validation accuracy, mean (%)", ".2f"),
+    ("net", "test accuracy - rent, mean over hosts", ".2f"),
     ("size", "parameters, mean over hosts", ",.0f"),
     ("flop", "training {unit}, mean over hosts", ""),
 )
 LOSS_ROWS = (  # of the table where perplexity is a figure of the samples
-    ("test_loss", "test loss, mean over hosts (nats)", ",.4f"),
+    ("test_loss", "test loss, mean over hosts (nats)", ".4f"),
     ("perplexity", "test perplexity, mean over hosts", ".4g"),
 )
 # of a configuration in summary.json
@@ -67,7 +65,7 @@ class Speed:
     @property
     def eps(self) -> float:
         """Env-steps per second."""
-        return self.env_steps / self.seconds if self.seconds > 0 else float("nan")
+        return self.env_steps / self.seconds
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def write_summary(summary: Summary, path: Path) -> None:
         facts = {"confidence": CONFIDENCE, "outcome": comparison.outcome}
         record["difference"] = facts | comparison._asdict() | intervals
         record["verdict"] = verdict(comparison, summary.control.name)
-    write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
+    write_json(path, record)
 
 
 def _configuration(score: HostScore) -> dict[str, float]:
@@ -157,7 +155,7 @@ def write_overview(summaries: Sequence[Summary], path: Path) -> None:
         "speed": {"env_steps": env_steps, "seconds": seconds, "eps": env_steps / seconds},
         "wall_seconds": max(one.wall_seconds for one in summaries),
     }
-    write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
+    write_json(path, record)
 
 
 def final_accuracy(summaries: Sequence[Summary]) -> float:
@@ -220,11 +218,11 @@ def configuration_table(summary: Summary) -> Table:
     ranked = sorted(parts, key=lambda one: -parts[one].figures["test_accuracy"])
     for one in ranked[:MOST_ROWS]:
         score = parts[one]
-        cells = [f"{score.figures['test_accuracy']:,.2f}"]
+        cells = [f"{score.figures['test_accuracy']:.2f}"]
         if control is not None:
             beside = control.part(one)
             lead = compare(score, beside).test_accuracy
-            cells += [f"{beside.figures['test_accuracy']:,.2f}", lead.text()]
+            cells += [f"{beside.figures['test_accuracy']:.2f}", lead.text()]
         texts = [value if isinstance(value, str) else f"{value:.4g}" for _, value in one]
         name = " ".join(f"{name}={text}" for (name, _), text in zip(one, texts, strict=True))
         count = str(len(score.flat("parameters")))
@@ -240,7 +238,7 @@ def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
         "test_loss": comparison.test_loss.text("+z.4f"),
         "perplexity": f"x {exponential(less['test_loss']):.3g}",
         "test_accuracy": comparison.test_accuracy.text(),
-        "best": format(less["best"], "+,.2f"),
+        "best": format(less["best"], "+.2f"),
         "net": comparison.net.text(),
         "size": f"x {comparison.parameters:.2f}",
         "flop": f"x {comparison.train_flop:.2f}",

@@ -181,7 +181,7 @@ def main() -> None:
     """Run the rank this process was started for; the argument is the launcher's scratch folder."""
     scratch = Path(sys.argv[1])
     launched = launched_rank()
-    assert launched is not None, "this module is run by the launcher of ranks"
+    assert launched is not None
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # all ranks are on this machine
     job = json.loads((scratch / "job.json").read_text(encoding="utf-8"))
     sys.path[:] = job["path"]
@@ -245,8 +245,7 @@ def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, rendezvous: str = 
     """
     LOGGER.disabled = True
     session = Session(RunFolder(Path(os.devnull)), 0)
-    telemetry = replace(cfg.telemetry, progress="off")
-    silent_cfg = replace(cfg, report=False, track=[], telemetry=telemetry)
+    silent_cfg = replace(cfg, report=False, track=[])
     return run_rank(session, silent_cfg, None, launched, rendezvous)
 
 

@@ -262,7 +262,7 @@ def _reduce_values(values: dict[str, Tensor], reduction: Reduction) -> dict[str,
 
 def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same on the host, as float64, by one copy."""
-    flat_values = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts.values()]).cpu()
+    flat_values = torch.cat([part.flatten() for part in parts.values()]).cpu()
     pieces = flat_values.split([part.numel() for part in parts.values()])
     views = (piece.view(one.shape) for piece, one in zip(pieces, parts.values(), strict=True))
     return dict(zip(parts, views, strict=True))

@@ -3,7 +3,6 @@ run repeatable: config.yaml and versions.json. Needs no torch.
 """
 
 import fcntl
-import json
 import os
 import platform
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.runtime.files import IncompleteError, reason_of, write_text
+from esper_soa.runtime.json_lines import Json, write_json
 from esper_soa.runtime.versions import package_versions
 from esper_soa.training.checksum import CheckpointError, find_damage
 
@@ -95,7 +95,7 @@ def find_checkpoint(path_text: str, setting: str) -> Path:
         return path
     for older in reversed(RunFolder(path.parent).checkpoints()):
         newer = rounds_of(older) > rounds_of(path) >= 0
-        if older != path and not newer and find_damage(older) is None:
+        if not newer and find_damage(older) is None:
             reason += f". The newest whole one before it is {older}"
             break
     raise CheckpointError(f"{label}: {reason}")
@@ -239,9 +239,9 @@ def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str] | N
         write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
 
 
-def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) -> None:
+def write_versions(folder: RunFolder, device: str, facts: Mapping[str, Json]) -> None:
     """Replace versions.json: software, machine, `device` name, `facts` of data and kernels."""
-    record = {
+    record: dict[str, Json] = {
         "python": platform.python_version(),
         "packages": package_versions(),
         "git": _git_revision(Path(__file__).resolve().parents[2]),
@@ -249,18 +249,20 @@ def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) 
         "cpu_count": os.cpu_count(),
         "device": device,
     }
-    write_text(folder.versions, json.dumps(record | dict(facts), indent=2) + "\n")
+    write_json(folder.versions, record | dict(facts))
 
 
 def _git_revision(checkout: Path) -> str | None:
     """Commit of the checkout, '+changes' where tracked files differ; None outside of one."""
     if not (checkout / ".git").exists():
         return None
-    words = ["--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    words = ["status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     # without locks: a run that is cut off must not leave the checkout locked
-    command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", *words]
+    command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    head, *rest = done.stdout.splitlines() or [""]
+    changes = "+changes" * any(not line.startswith("#") for line in rest)
+    return head.removeprefix("# branch.oid ") + changes or None

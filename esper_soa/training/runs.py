@@ -75,14 +75,13 @@ class RecordedRun:
         Raises UserError where pandas is not installed, or the run has written no such table
         (telemetry.level=off or rounds).
         """
-        files = list(self.path.glob("telemetry/steps/round_*.parquet"))
-        if find_spec("pandas") is None:
-            raise UserError("steps: needs pandas. Install esper-soa[pandas]")
+        files = sorted(self.path.glob("telemetry/steps/round_*.parquet"))
         if not files:
             self._check_one_task()
             reason = "the run had telemetry.level=off or rounds, or no round is done"
             raise UserError(f"{self.path}: there is no table of env-steps: {reason}")
-        files.sort(key=lambda file: (len(file.name), file.name))
+        if find_spec("pandas") is None:
+            raise UserError("steps: needs pandas. Install esper-soa[pandas]")
         tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
         frame: DataFrame = import_module("pyarrow").concat_tables(tables).to_pandas()
         return frame
@@ -154,7 +153,7 @@ class RecordedRun:
         has its accuracy on the test images, measured here, where the images of the run are here.
         Raises UserError where it is not there.
         """
-        number = None if isinstance(env, str) else int(env)
+        number = None if isinstance(env, str) else env
         known = number is not None or env == "best"
         check(known, "env", env, "best, or the number of a host of the last round")
         kind = "best" if number is None else "hosts"

@@ -19,7 +19,6 @@ class OptunaSweeper(Sweeper):
     ) -> None:
         """Called by Hydra before `sweep`."""
         self.config = config
-        self.hydra_context = hydra_context
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )

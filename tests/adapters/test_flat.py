@@ -56,7 +56,7 @@ def test_an_illegal_last_action_is_told_with_the_next_round(played: Played) -> N
 
 
 def test_features_say_which_blueprint_stands_where() -> None:
-    envs = envs_of("heads", steps=3)
+    envs = envs_of("heads", steps=3, **{"policy.observe": "[task.host_lr]"})
     shown, _ = envs.reset()
     standing = shown.features[:, -2 * len(envs.codes) :].reshape(ENVS, 2, -1)
     assert not standing.any()
@@ -150,7 +150,11 @@ def test_a_rollback_that_is_the_last_allowed_one_terminates_and_ends_the_episode
 
 
 def test_several_envs_cannot_end_early() -> None:
-    with pytest.raises(
-        UserError, match=r"with 3 envs. There an env that has ended begins anew at once and alone"
-    ):
+    with pytest.raises(UserError) as caught:
         envs_of(**PLATEAU)
+    assert str(caught.value) == (
+        "early_stop=(patience=1, rollbacks=0): must be off in environments of other libraries with "
+        "3 envs. There an env that has ended begins anew at once and alone, and the hosts of a "
+        "simulator all begin together. Take one env, or several of one in the library's own "
+        "vector env."
+    )

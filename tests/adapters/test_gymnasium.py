@@ -50,7 +50,10 @@ def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(
         assert not info["illegal"].any()
         assert truncated.all() == (step == STEPS - 1)
     last = info["final_obs"]["features"]
-    assert info["_final_obs"].all()
+    for marks in (info["_final_obs"], info["_final_info"]):
+        assert marks.tolist() == [True] * ENVS
+    for name in ("_features", "_action_mask"):
+        assert info["final_obs"][name].tolist() == [True] * ENVS
     told = {name: values.tolist() for name, values in info["final_info"].items()}
     assert told == {
         "accuracy": played.accuracy.tolist(),
@@ -83,6 +86,21 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on_from_its_snapshot() -> No
             assert not np.array_equal(last[1], observation["features"][1])
     assert ends[1] == [False, True, False]
     assert sum(map(sum, ends)) == 1
+
+
+def test_what_the_library_asks_of_an_env() -> None:
+    spec = gymnasium.spec(ID)
+    assert spec.disable_env_checker
+    envs = vector()
+    same_step = gymnasium.vector.AutoresetMode.SAME_STEP
+    assert envs.metadata == {"autoreset_mode": same_step, "render_modes": []}
+    assert (envs.num_envs, adapter.GrowthVectorEnv(EXPERIMENT, **SIZES).num_envs) == (ENVS, 1)
+    number = len(envs.flat.sim.joint)
+    assert envs.single_action_space == single().action_space == gymnasium.spaces.Discrete(number)
+    assert envs.action_space == gymnasium.spaces.MultiDiscrete([number] * ENVS)
+    envs.reset(seed=5)
+    assert envs.np_random_seed == 5
+    assert single().metadata == {"render_modes": []}
 
 
 def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_env_step() -> None:
@@ -154,7 +172,7 @@ def test_a_single_env_has_the_mask_of_its_observation_for_agents_that_ask_for_it
 def test_what_is_asked_before_reset_is_refused() -> None:
     env = single()
     for early in (env.action_masks, lambda: env.step(0)):
-        with pytest.raises(RuntimeError, match="call reset"):
+        with pytest.raises(RuntimeError, match="^call reset first$"):
             early()
     with pytest.raises(Exception, match="actions=both: must be joint or heads"):
         adapter.GrowthEnv(EXPERIMENT, actions="both")

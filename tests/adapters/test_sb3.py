@@ -39,10 +39,11 @@ def test_the_same_actions_give_the_rewards_of_the_simulator(case: Case, played: 
         last = info["terminal_observation"]
         assert env.observation_space.contains(last)
         assert not np.array_equal(last["features"], observation["features"][env_number])
-    env.seed(SEED)
-    assert np.array_equal(
-        env.reset()["features"][:, : played.features.shape[2]], played.features[0]
-    )
+    assert env.seed(SEED) == [SEED] * ENVS
+    for number, first in ((0, True), (1, False)):  # a seed is for one reset
+        features = env.reset()["features"][:, : played.features.shape[2]]
+        assert np.array_equal(features, played.features[0]) == first
+        assert [info["round"] for info in env.reset_infos] == [number] * ENVS
 
 
 def test_a_breakdown_ends_one_trajectory() -> None:
@@ -57,6 +58,11 @@ def test_a_breakdown_ends_one_trajectory() -> None:
             assert infos[2]["TimeLimit.truncated"] is False
             assert "terminal_observation" in infos[2]
             assert "terminal_observation" not in infos[0]
+    for step in range(3, STEPS):
+        if step == STEPS - 2:
+            env.flat.sim.world.weights["host", "params"][1] = torch.nan
+        infos = env.step(np.zeros(ENVS, dtype=np.int64))[3]
+    assert [info["TimeLimit.truncated"] for info in infos] == [True, False, True]
 
 
 def test_masked_ppo_learns_from_two_rollouts(case: Case) -> None:
@@ -83,7 +89,19 @@ def test_an_env_of_a_simulator_has_no_attributes_of_its_own() -> None:
         match="the envs of one simulator have no method render; there is action_masks",
     ):
         env.env_method("render")
-    with pytest.raises(AttributeError, match="the envs of one simulator have no attribute gravity"):
+    none = "^the envs of one simulator have no attribute gravity"
+    with pytest.raises(AttributeError, match=f"{none}$"):
         env.get_attr("gravity")
-    with pytest.raises(RuntimeError, match="call step_async first"):
-        env.step_wait()
+    with pytest.raises(AttributeError, match=f"{none} to set$"):
+        env.set_attr("gravity", 1)
+    names = ("action_masks", "render_mode", "gravity")
+    assert [env.has_attr(name) for name in names] == [True, True, False]
+    assert env.env_is_wrapped(gymnasium.Wrapper, [0, 2]) == [False, False]
+    assert env.get_attr("render_mode", 1) == [None]
+    env.reset()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="^call step_async first$"):
+            env.step_wait()
+        env.step(np.zeros(ENVS, dtype=np.int64))
+    (mask,) = env.env_method("action_masks", indices=1)
+    assert np.array_equal(mask, env.action_masks()[1])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapter_sizes import ENVS, IMAGES, SEED, STEPS, Case, Played
+from adapter_sizes import ENVS, EXPERIMENT, IMAGES, SEED, SIZES, STEPS, Case, Played
 from tensordict import TensorDict
 from torch import nn
 
@@ -46,6 +46,7 @@ def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(
         shown = env.step(shown.set("action", played.actions[step]))["next"]
         assert torch.equal(shown["reward"][:, 0], played.rewards[step])
         assert bool(shown["truncated"].all()) == (step == STEPS - 1)
+    assert shown["accuracy"][:, 0].tolist() == played.accuracy.tolist()
     env.set_seed(SEED)
     assert torch.equal(env.reset()["features"][:, : played.features.shape[2]], played.features[0])
 
@@ -73,6 +74,7 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
             shown.set("action", torch.zeros(ENVS, dtype=torch.int64))
         )
         assert stepped["next", "reward"].isfinite().all()
+        assert torch.equal(shown["accuracy"], stepped["next", "accuracy"])
         ends.append(stepped["next", "terminated"][:, 0].tolist())
         if any(ends[-1]):
             assert not torch.equal(shown["features"][1], stepped["next", "features"][1])
@@ -80,9 +82,27 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
     assert ends[1] == [False, True, False]
     assert sum(map(sum, ends)) == 1
     with pytest.raises(
-        RuntimeError, match="have not ended, or all of them have: reset them all tog"
+        RuntimeError, match="^these envs have not ended, or all of them have: reset them all tog"
     ):
         env.reset(TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [ENVS]))
+
+
+def test_after_a_breakdown_the_first_reset_goes_on_unless_a_seed_is_given() -> None:
+    env = adapter.TorchRLGrowthEnv(EXPERIMENT, envs=1, seed=SEED, **SIZES)
+    first = shown = env.reset()
+    for seed in (None, SEED):
+        env.flat.sim.world.weights["host", "params"][0] = torch.nan
+        ended = False
+        while not ended:
+            shown = env.step(shown.set("action", torch.zeros(1, dtype=torch.int64)))["next"]
+            ended = bool(shown["terminated"])
+        if seed is not None:
+            env.set_seed(seed)
+        for number in (0, 1):
+            shown = env.reset()
+            assert env.flat.sim.world.round == number
+            again = number == 0 and seed == SEED
+            assert torch.equal(shown["features"], first["features"]) == again
 
 
 def test_a_collector_fills_its_frames_and_ppo_learns_from_them(case: Case) -> None:

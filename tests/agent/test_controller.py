@@ -10,6 +10,8 @@ from esper_soa.agent.controller import Controller, controller_of, controller_spe
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import restart
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.nets import SlotSpec
+from esper_soa.env.observation import feature_names
 from esper_soa.vocabulary import HEAD_NAMES
 
 NUM_ENVS = 6
@@ -69,6 +71,7 @@ def test_its_actions_are_those_of_the_policy_to_the_bit_with_envs_that_begin_aga
             assert torch.equal(action[name], decision.action.get(name))
         for mine, its in zip(module.memory, memory, strict=True):
             assert torch.equal(mine, its)
+            assert not mine.requires_grad
         ops |= set(action["op"].tolist())
     assert len(ops) > 1
 
@@ -123,6 +126,31 @@ def test_without_noise_it_draws_from_torch_and_every_choice_is_legal() -> None:
     module.memory = before
     other = call(module, played, noise=1 - played.view.noise)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_spec_says_all_of_a_policy_and_shares_nothing_with_its_settings() -> None:
+    network = NetworkConfig(hidden=16, features=8, layers=2)
+    config = PolicyConfig(network=network, deterministic=True, observe=["task.host_lr"], ppo=PPO)
+    sizes = {"hidden": 16, "features": 8, "layers": 2, "slot_features": 64}
+    wanted = {
+        "network": sizes | {"blueprint_embedding": 4},
+        "deterministic": True,
+        "probability_floor": dict.fromkeys(HEAD_NAMES, 0.02),
+        "observation_clip": 0.5,
+        "slots": [{"name": "late", "row": 1, "block": 2, "channels": 9, "size": 4, "depth": 0.75}],
+        "features": list(feature_names(("late",), ["task.host_lr"])),
+        "heads": dict(zip(HEAD_NAMES, (1, 2, 4, 3, 3, 4, 5, 6), strict=True)),
+        "blueprints": ["noop", "own"],
+    }
+    slots = [SlotSpec("late", 1, 2, 9, size=4, depth=0.75, axes=1)]
+    spec = controller_spec(config, slots, ("noop", "own"))
+    assert spec == wanted
+    made = Controller(spec)
+    assert made.spec is spec
+    assert made.policy.sizes == (24, 31)
+    spec["network"].clear()
+    spec["probability_floor"].clear()
+    assert controller_spec(config, slots, ("noop", "own")) == wanted
 
 
 def test_its_making_takes_nothing_from_the_random_numbers_of_the_process() -> None:

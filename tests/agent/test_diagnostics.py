@@ -73,17 +73,12 @@ def test_a_correlation_is_at_most_1_whatever_is_rounded():
         assert 1 - 1e-12 < report["value_correlation"] <= 1
 
 
-def test_calibration_of_constant_values_is_finite():
-    report = calibration(
-        torch.ones(1, 3),
-        torch.tensor([[1.0, 2.0, 6.0]]),
-        torch.ones(1, 3).bool(),
-        torch.tensor(1.0),
-    )
-    assert [
-        report[name].item()
-        for name in ("calibration_slope", "calibration_intercept", "value_correlation")
-    ] == [0.0, 3.0, 0.0]
+def test_calibration_of_constant_values_or_returns_is_finite():
+    names = ("calibration_slope", "calibration_intercept", "value_correlation")
+    same, other = torch.ones(1, 3), torch.tensor([[1.0, 2.0, 6.0]])
+    for values, returns, wanted in ((same, other, 3.0), (other, same, 1.0)):
+        report = calibration(values, returns, same.bool(), torch.tensor(1.0))
+        assert [report[name].item() for name in names] == [0.0, wanted, 0.0]
 
 
 def test_memory_health_by_hand():

@@ -51,7 +51,7 @@ def test_choose_never_takes_an_illegal_choice_even_at_the_ends():
     mask = torch.rand(4000, 13, generator=generator) < 0.4
     mask[:, 5] = True
     log_probs = masked_log_probs(10 * torch.randn(4000, 13, generator=generator), mask, 0.0)
-    for noise in (0.0, 0.5, 1 - 2**-24):
+    for noise in (0.0, 0.5, 1 - 2**-24, 1.0):  # the last as if sums were rounded
         picked = choose(log_probs, torch.full((4000,), noise))
         assert mask.gather(1, picked.unsqueeze(1)).all()
         assert (chosen(log_probs, picked) > -200).all()

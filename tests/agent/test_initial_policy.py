@@ -8,6 +8,7 @@ from agent_world import first_decision, small_policy, some_slots, width_of
 from torch import Tensor, nn
 
 from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.products import Product
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.env.legal import relevant_heads
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
@@ -58,6 +59,8 @@ def test_every_linear_layer_is_orthogonal_with_root_two_but_the_last_of_each_hea
     # what is said of a slot has one bias: that of the context
     assert len(biases) == len(layers) - 2
     assert all((bias == 0).all() for bias in biases)
+    # those that may be large can take several threads
+    assert all(isinstance(layer, Product) or layer.out_features == 1 for layer in layers)
 
 
 def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_layers(

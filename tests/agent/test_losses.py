@@ -140,10 +140,12 @@ def test_schedules_start_hold_and_end_where_they_should():
     assert middle.value == pytest.approx(0.275)
     assert middle.floor_penalty == 1.0
     late = coefficients(config, 1000, 1000)
-    assert late == Coefficients(0.01, 0.5, 0.25, 0.5, 0.05)
+    assert late == coefficients(config, 2000, 1000) == Coefficients(0.01, 0.5, 0.25, 0.5, 0.05)
+    assert [losses.penalty_schedule(step, 8) for step in (1, 2, 6, 7)] == [1.5, 1.0, 1.0, 0.75]
     assert coefficients(PPOConfig(), 0, 100).entropy == 0.05
     assert coefficients(PPOConfig(), 25, 100).floor_penalty == 1.0
     assert losses.ramp(0, 0, 1.0, 3.0) == 3.0
+    assert losses.largest_of([torch.zeros(0, 2)]).item() == -math.inf
 
 
 @pytest.mark.parametrize(
@@ -178,9 +180,10 @@ def gradients_of(
         for name in ("log_probs", "entropies", "value")
     }
     config = PPOConfig()
-    loss, _ = total_loss(
+    loss, metrics = total_loss(
         [(evaluation._replace(**leaves), batch)], config, weights, head_tables(config, CPU)
     )
+    assert not any(one.requires_grad for one in metrics.values())
     loss.backward()
     return {name: leaf.grad for name, leaf in leaves.items()}
 

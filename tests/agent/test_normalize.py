@@ -19,13 +19,14 @@ def test_rows_that_do_not_count_never_enter_the_observation_moments():
 
 
 def test_constant_rewards_are_clipped_instead_of_divided_by_zero():
-    stats = normalize.reward_stats(CPU)
-    scaled = []
-    for _ in range(3):
-        reward = torch.tensor([1.0])
-        stats = normalize.update_reward(stats, reward, torch.tensor([True]))
-        scaled.append(normalize.normalize_reward(stats, reward, 10.0).item())
-    assert scaled == [1.0, 10.0, 10.0]
+    for number, wanted in ((1.0, [1.0, 10.0, 10.0]), (0.0, [0.0, 0.0, 0.0])):
+        stats = normalize.reward_stats(CPU)
+        scaled = []
+        for _ in range(3):
+            reward = torch.tensor([number])
+            stats = normalize.update_reward(stats, reward, torch.tensor([True]))
+            scaled.append(normalize.normalize_reward(stats, reward, 10.0).item())
+        assert scaled == wanted
 
 
 def test_a_batch_of_rewards_enters_at_once_whatever_its_order():
@@ -43,13 +44,13 @@ def test_a_batch_of_rewards_enters_at_once_whatever_its_order():
 
 def test_the_thirty_second_return_sets_the_scale_and_the_next_ones_move_it_slowly():
     moments = normalize.value_moments(CPU)
-    numbers = torch.arange(32.0)
+    numbers = 1e7 + torch.arange(32.0)  # so large that their sum needs double precision
     moments = normalize.update_value(moments, numbers[:31], torch.ones(31).bool())
     assert normalize.value_scale(moments).item() == 1.0
     moments = normalize.update_value(moments, numbers[31:], torch.ones(1).bool())
-    # mean 15.5 and variance (32**2 - 1) / 12 = 85.25, of a population
-    assert moments.mean.item() == 15.5
+    # mean 1e7 + 15.5 and variance (32**2 - 1) / 12 = 85.25, of a population
+    assert moments.mean.item() == 1e7 + 15.5
     torch.testing.assert_close(normalize.value_scale(moments).item(), (85.25 + 1e-4) ** 0.5)
-    moments = normalize.update_value(moments, torch.zeros(4), torch.ones(4).bool())
-    torch.testing.assert_close(moments.mean.item(), 0.99 * 15.5)
+    moments = normalize.update_value(moments, torch.full((4,), 1e7), torch.ones(4).bool())
+    torch.testing.assert_close(moments.mean.item() - 1e7, 0.99 * 15.5)
     torch.testing.assert_close(moments.var.item(), 0.99 * 85.25 + 0.99 * 0.01 * 15.5**2)

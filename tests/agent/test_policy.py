@@ -13,7 +13,7 @@ from agent_world import (
 
 from esper_soa.agent.lstm import segment_starts
 from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
-from esper_soa.agent.policy import with_heads
+from esper_soa.agent.policy import BLUEPRINT_TABLES, with_blueprints, with_heads, with_observed
 from esper_soa.state import Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
@@ -100,6 +100,29 @@ def test_a_policy_that_lacks_a_head_takes_that_of_a_new_one():
     assert found.keys() == learned.keys()
     for name, weight in found.items():
         assert torch.equal(weight, (fresh if name in own else learned)[name]), name
+
+
+def test_weights_for_other_settings_and_blueprints_keep_what_is_known() -> None:
+    seen = torch.arange(56.0).expand(2, 56)
+    state = {"feature_net.0.weight": seen, "mean": seen[0], "var": seen[1], "seen": torch.ones(())}
+    found = with_observed(state, ["lr", "rent"], ["own", "lr"])
+    assert found.keys() == state.keys()
+    for name, new in (("feature_net.0.weight", 0.0), ("mean", 0.0), ("var", 1.0)):
+        row = torch.tensor([*range(23), new, 23, *range(25, 56)])
+        assert torch.equal(found[name], row.expand(state[name].shape)), name
+    tables = dict(zip(BLUEPRINT_TABLES, (torch.arange(n).float() for n in (9, 8, 8)), strict=True))
+    names = list("abcdefgh")
+    found = with_blueprints(tables, names, ["h", "new", "a"])
+    # the package's can be germinated from 1 to 7
+    rows = [[7.0, 4.0, 0.0, 8.0], [7.0, 4.0, 0.0], [7.0, 4.0, 0.0]]
+    assert [found[name].tolist() for name in BLUEPRINT_TABLES] == rows
+    for other in (
+        state | {"mean": seen[0, 1:]},
+        tables | {BLUEPRINT_TABLES[2]: torch.ones(())},
+        {},
+    ):
+        assert with_observed(other, ["lr", "rent"], ["lr"]) == other
+        assert with_blueprints(other, names, names[1:]) == other
 
 
 def test_an_empty_slot_has_its_own_embedding():

@@ -169,8 +169,10 @@ class PatientLearner(Learner):
         return False
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
-def test_passes_after_the_stop_are_not_made_and_would_have_changed_no_bit(minibatches: int):
+@pytest.mark.parametrize(("minibatches", "sick"), [(1, False), (2, False), (2, True)])
+def test_passes_after_the_stop_are_not_made_and_would_have_changed_no_bit(
+    minibatches: int, sick: bool
+):
     reports = []
     passes = []
     states = []
@@ -181,12 +183,17 @@ def test_passes_after_the_stop_are_not_made_and_would_have_changed_no_bit(miniba
         made = []
         policy.value_head.register_forward_hook(lambda *_, made=made: made.append(1))
         rollout = random_rollout(policy, 6, 4, seed=1)
+        if sick:  # in one minibatch too far at once, and without a finite gradient
+            rollout.rows.log_probs[:, 1].sub_(1.0)
+            rollout.rows.contribution[2, 1] = math.nan
+            rollout.rows.contribution_measured[2, 1] = True
         made.clear()
         reports.append(learner.update(rollout))
         passes.append(len(made))
         states.append([*map(torch.clone, (flatten(learner.parameters), *learner.adam))])
     assert passes[0] == reports[0]["steps"] + 1 < passes[1] == 6 * minibatches
-    assert reports[0] == reports[1]
+    assert reports[0] == pytest.approx(reports[1], rel=0, abs=0, nan_ok=True)
+    assert reports[0]["not_finite_steps"] == int(sick)
     assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
 
 

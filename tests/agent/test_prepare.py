@@ -136,6 +136,14 @@ def test_an_episode_that_is_neither_cut_nor_ended_has_no_value_after_it() -> Non
     assert learner_of()._prepare_(rollout)[0][0].targets[1, 0].item() == 3.0
 
 
+def test_an_episode_that_is_cut_early_has_the_value_after_it_and_nothing_behind() -> None:
+    rollout = cut_and_rolled_back()
+    rollout.rows.truncated[:, 0] = torch.tensor([True, False])
+    rollout.rows.valid[1, 0] = False
+    # 1 + 0.5 * 0.75
+    assert learner_of()._prepare_(rollout)[0][0].targets[:, 0].tolist() == [1.375, 0.0]
+
+
 def test_rows_without_a_return_leave_the_value_scale_alone() -> None:
     learner = learner_of()
     rollout = cut_and_rolled_back()
@@ -208,6 +216,15 @@ def test_a_spread_of_exactly_a_tenth_is_the_least_that_advantages_are_divided_by
     torch.testing.assert_close(narrow, torch.tensor([[0.5], [-0.5], [0.0]]), atol=1e-5, rtol=0)
 
 
+def test_advantages_are_added_up_in_double_precision() -> None:
+    rewards, values = torch.randn(2, 400, 1, generator=torch.Generator().manual_seed(0))
+    flags = torch.zeros(400, 1, dtype=torch.bool), torch.ones(400, 1, dtype=torch.bool)
+    given = (rewards, values, *flags, torch.tensor([0.3]), 0.999, 1.0)
+    exact = gae(*(one.double() for one in given[:2]), *given[2:])
+    for one, other in zip(gae(*given), exact, strict=True):
+        assert torch.equal(one, other.float())
+
+
 def column(*values: float) -> Tensor:
     return torch.tensor(values).unsqueeze(1)
 
@@ -225,6 +242,7 @@ def test_rows_that_are_not_valid_change_no_advantage_even_with_nan_in_them() -> 
         column(True, False, True, False),
         *args,
     )
+    assert {one.dtype for one in padded} == {torch.float32}
     for whole, part in zip(padded, short, strict=True):
         assert torch.equal(whole[[0, 2]], part)
         assert torch.equal(whole[[1, 3]], torch.zeros(2, 1))

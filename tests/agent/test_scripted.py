@@ -149,9 +149,11 @@ def schedule_op(policy, stage, step, age, **more):
 
 
 def test_the_schedule_follows_its_declared_env_steps():
-    policy = SchedulePolicy(
-        ScheduleConfig(germinate=[3], advance=[1, 4, 5], fossilize=6, blueprint="conv_light"), CNN
+    seed = {"style": Style.LINEAR_ADD, "tempo": 2, "alpha_target": 0}
+    schedule = ScheduleConfig(
+        germinate=[3], advance=[1, 4, 5], fossilize=6, blueprint="conv_light", **seed
     )
+    policy = scripted_policy(PolicyConfig(name="schedule", schedule=schedule), CNN)
     plan = [
         (2, 0, Stage.EMPTY, Op.WAIT),
         (3, 0, Stage.EMPTY, Op.GERMINATE),
@@ -167,7 +169,9 @@ def test_the_schedule_follows_its_declared_env_steps():
     for step, age, stage, op in plan:
         assert schedule_op(policy, [[stage]], step, age)[0] == [op], (step, stage)
     germination, _ = policy.act(view_of([[Stage.EMPTY]], step=3), ())
-    assert choices(germination.action) == plain(Op.GERMINATE, blueprint=Blueprint.CONV_LIGHT)
+    assert choices(germination.action) == plain(
+        Op.GERMINATE, blueprint=Blueprint.CONV_LIGHT, **seed
+    )
 
 
 def test_what_is_late_is_done_as_soon_as_it_is_legal_and_an_advance_not_listed_never():
@@ -203,7 +207,8 @@ READY = {"plateau": 3, "stabilized": True}
 
 def heuristic(view, memory=None, **settings):
     """The action of the first env and the memory after it."""
-    policy = HeuristicPolicy(HeuristicConfig(**settings), CNN)
+    config = PolicyConfig(name="heuristic", heuristic=HeuristicConfig(**settings))
+    policy = scripted_policy(config, CNN)
     memory = policy.start(view.noise.shape[0], CPU) if memory is None else memory
     decision, memory = policy.act(view, memory)
     return choices(decision.action), HeuristicMemory(*memory)
@@ -218,6 +223,8 @@ def test_a_plateau_of_a_stable_host_germinates_in_the_first_empty_slot():
     )
     assert action["blueprint"] == Blueprint.CONV_HEAVY
     assert memory.rotation.tolist() == [2]
+    waits, _ = heuristic(view_of([[Stage.EMPTY]], **READY), plateau_steps_to_germinate=4)
+    assert waits["op"] == Op.WAIT
 
 
 @pytest.mark.parametrize(
@@ -278,12 +285,11 @@ def test_penalised_blueprints_are_passed_over_and_the_least_bad_taken_when_all_a
 
 def test_penalties_halve_once_per_env_step_and_small_ones_are_dropped():
     memory = HeuristicMemory(*HeuristicPolicy(HeuristicConfig(), CNN).start(1, CPU))
-    memory = memory._replace(penalties=torch.tensor([[2.0, 0.15]], dtype=torch.float64))
+    memory = memory._replace(penalties=torch.tensor([[2.0, 0.21, 0.19]], dtype=torch.float64))
     once = decay_penalties(memory, torch.tensor([1]), HeuristicConfig())
-    assert once.penalties.tolist() == [[1.0, 0.0]]
-    assert decay_penalties(once, torch.tensor([1]), HeuristicConfig()).penalties.tolist() == [
-        [1.0, 0.0]
-    ]
+    assert once.penalties.tolist() == [[1.0, 0.105, 0.0]]
+    again = decay_penalties(once, torch.tensor([1]), HeuristicConfig())
+    assert torch.equal(again.penalties, once.penalties)
 
 
 def test_a_masked_wish_waits_and_leaves_the_memory_alone():
@@ -297,7 +303,8 @@ def test_a_masked_wish_waits_and_leaves_the_memory_alone():
 
 
 def test_settings_that_cannot_work_are_named():
-    with pytest.raises(SettingError, match="blueprint_rotation"):
+    told = r": must be a list of some of lora, mlp\.$"
+    with pytest.raises(SettingError, match=rf"^policy\.heuristic\.blueprint_rotation=.*{told}"):
         HeuristicPolicy(HeuristicConfig(), ["lora", "mlp"])
     with pytest.raises(SettingError, match="blueprint_rotation"):
         HeuristicPolicy(HeuristicConfig(blueprint_rotation=[]), CNN)
@@ -305,8 +312,10 @@ def test_settings_that_cannot_work_are_named():
         SchedulePolicy(ScheduleConfig(blueprint="lora"), CNN)
     with pytest.raises(SettingError, match="policy.schedule.germinate"):
         ScheduleConfig(germinate=[])
-    with pytest.raises(SettingError, match="policy.name"):
+    told = "must be random, wait, schedule or heuristic. It is not a scripted policy."
+    with pytest.raises(SettingError) as caught:
         scripted_policy(PolicyConfig(name="ppo"), CNN)
+    assert str(caught.value) == f"policy.name=ppo: {told}"
 
 
 def test_an_op_that_is_due_and_not_legal_leaves_the_turn_to_the_next_slot() -> None:

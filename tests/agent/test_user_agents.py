@@ -3,16 +3,26 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from equal_runs import CPU, assert_equal_runs, settings
 from tiny_runs import fresh, resumed
+from tiny_world import tiny_world
 
-from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, _next_blueprint
+from esper_soa.agent.scripted import (
+    HeuristicMemory,
+    HeuristicPolicy,
+    _next_blueprint,
+    as_decision,
+    seed_action,
+)
 from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import HeuristicConfig, ImitationConfig
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import TrainConfig
+from esper_soa.env.env import Env
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.players import build_player
 from esper_soa.vocabulary import Blueprint
@@ -60,20 +70,41 @@ def test_an_own_agent_teaches(tmp_path: Path) -> None:
     assert "agreement" in json.loads((tmp_path / "metrics.jsonl").read_text())["update"]
 
 
-FAULTS = {
-    "lawless": (
-        "env 0: blueprint 9 for op germinate is not legal; legal are 1, .* 7. An agent "
-        "chooses .*; .*obey makes"
-    ),
-    "short": r"part 0 of its memory is of shape \[\], not \[2\]",
-    "loose": r"its value is of torch.float64, not torch.float32",
-}
+WAIT = torch.zeros(2, dtype=torch.int64)
+WAITS = as_decision(seed_action(WAIT, WAIT, WAIT))
+FLOATS = WAITS.action.replace(op=WAIT.float())
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=f"^policy.name={HERE}:{name}: {FAULTS[name]}"):
-        fresh(played_by(name), tmp_path)
+@pytest.mark.parametrize(
+    ("decision", "memory", "told"),
+    [
+        (None, (), "its decision is a NoneType, not a Decision"),
+        (WAITS.replace(action=FLOATS), (), "its action.op is of torch.float32, not torch.int64"),
+        (WAITS.replace(log_probs=WAIT.float()), (), "its log_probs is of shape [2], not [2, 8]"),
+        (WAITS.replace(value=WAIT), (), "its value is of torch.int64, not torch.float32"),
+        (WAITS, None, "its memory is a NoneType, not a tuple of tensors"),
+        (WAITS, (WAIT, 0), "its memory is a tuple, not a tuple of tensors"),
+        (WAITS, (WAIT, WAIT[:1]), "part 1 of its memory is of shape [1], not [2]"),
+    ],
+)
+def test_what_an_agent_must_not_give_is_named(decision: object, memory: object, told: str) -> None:
+    agent = SimpleNamespace(start=lambda *_: memory, act=lambda *_: (decision, memory))
+    checked = CheckedAgent("policy", agent)  # type: ignore[arg-type]
+    view = Env(tiny_world(2, 1, 4)).reset().view
+    asked = [lambda: checked.act(view, ())]
+    if decision is WAITS:
+        asked.append(lambda: checked.start(2, CPU))  # type: ignore[arg-type, return-value]
+    for ask in asked:
+        with pytest.raises(UserError) as caught:
+            ask()
+        advice = "An agent chooses what view.masks offer; esper_soa.env.legal.obey makes WAIT of "
+        assert str(caught.value) == f"policy: {told}. {advice}all else."
+
+
+def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path) -> None:
+    told = "env 0: blueprint 9 for op germinate is not legal; legal are 1, .* 7. An agent chooses"
+    with pytest.raises(UserError, match=f"^policy.name={HERE}:lawless: {told}"):
+        fresh(played_by("lawless"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
 """Settings composed from Python: the command line's, without a trace in a caller's Hydra."""
 
+import copy
 import re
 from dataclasses import asdict, dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
 from omegaconf import OmegaConf
@@ -48,7 +52,9 @@ def test_a_budget_changes_how_much_is_played_and_nothing_else() -> None:
 
 def test_the_hydra_of_the_caller_stays_as_it_is() -> None:
     assert not GlobalHydra.instance().is_initialized()
+    Singleton._instances.pop(Plugins, None)
     compose_settings("smoke")
+    assert Plugins in Singleton._instances, "found once per process"
     assert not GlobalHydra.instance().is_initialized()
     with initialize_config_dir(config_dir(), job_name="mine", version_base="1.3"):
         mine = GlobalHydra.instance().hydra
@@ -61,6 +67,12 @@ def test_the_hydra_of_the_caller_stays_as_it_is() -> None:
         assert JobRuntime.instance().get("name") == "mine"
         assert compose("train", ["rounds=3"]).rounds == 3
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_threads_compose_one_after_the_other() -> None:
+    with ThreadPool(4) as pool:
+        found = pool.map(lambda rounds: compose_settings("", [f"rounds={rounds}"]), range(1, 5))
+    assert [cfg.rounds for cfg in found] == [1, 2, 3, 4]
 
 
 @dataclass
@@ -81,6 +93,7 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
         assert OmegaConf.to_container(store.load("train_schema.yaml").node) == {"rounds": 1}
         assert OmegaConf.create({"when": "${now:%Y}"}).when == "mine"
         assert vars(store).get("__deepcopy__") is before.get("__deepcopy__")
+        assert copy.deepcopy(store) is store, "which takes most of the time of composing"
     finally:
         OmegaConf.clear_resolver("now")
         store.repo = schemas
@@ -126,6 +139,8 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
         ),
         ("smoke", "envs=", "envs"),
         ("smoke", "envs=4 steps", "overrides: "),
+        ("smoke", "tasks=${nowhere}", "^overrides: Interpolation key 'nowhere' not found"),
+        ("smoke", f"envs={'x' * 300}", r"^overrides: .{200}\.\.\.$"),
     ],
 )
 def test_what_cannot_be_composed_is_told_in_one_line(

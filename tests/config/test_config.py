@@ -3,7 +3,7 @@
 import copy
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,12 +18,13 @@ from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.hydra_versions import INITIALIZE
-from esper_soa.config.nets import DataConfig, host_slots
+from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
 from esper_soa.config.paths import config_dir
-from esper_soa.config.ranges import RULE, Items, NumberTable, Range
+from esper_soa.config.ranges import RULE, Items, NumberTable, Range, env_numbers
 from esper_soa.config.settings import (
     EvaluateConfig,
     TrainConfig,
+    evaluation_from,
     register_schema,
     settings_from,
 )
@@ -144,7 +145,7 @@ def test_every_sweep_composes_and_its_jobs_take_turns_on_gpus(sweep: str) -> Non
 
 
 def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
-    by_turns = 'device="cuda:${modulo:${hydra:job.num},%d}"'
+    by_turns = 'device="cuda:${modulo:${hydra:job.num},%s}"'
     told = (
         r"^configuration: SettingError raised while resolving interpolation: "
         r"modulo=None,3: must be a whole number, and a count of at least 1\. A job has its "
@@ -152,13 +153,14 @@ def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
     )
     with pytest.raises(UserError, match=told):
         job_settings(by_turns % 3)
-    told = (
-        r"^configuration: SettingError raised while resolving interpolation: modulo=5,0: "
-        r"must be a whole number, and a count of at least 1\. full_key: device "
-        r"object_type=TrainConfig$"
-    )
-    with pytest.raises(UserError, match=told):
-        job_settings(by_turns % 0, numbers=[5])
+    for count in (0, "few"):
+        told = (
+            rf"^configuration: SettingError raised while resolving interpolation: modulo=5,{count}:"
+            r" must be a whole number, and a count of at least 1\. full_key: device "
+            r"object_type=TrainConfig$"
+        )
+        with pytest.raises(UserError, match=told):
+            job_settings(by_turns % count, numbers=[5])
 
 
 def test_jobs_share_the_cores() -> None:
@@ -224,6 +226,24 @@ def test_the_nine_tasks_have_their_hosts() -> None:
     assert {*options("task")} == {*TASKS, *TEXT_TASKS}
 
 
+def test_slots_have_the_place_and_the_size_of_their_features() -> None:
+    chain = TaskConfig(num_blocks=3, num_pools=2)
+    assert host_slots(chain) == (
+        *(("r0c0", 0, 0, 8, 32, 0.0, 2), ("r0c1", 0, 1, 16, 16, 0.5, 2)),
+        *(("r0c2", 0, 2, 32, 8, 1.0, 2), ("r1c0", 1, 0, 8, 16, 0.0, 2)),
+        ("r1c1", 1, 1, 16, 8, 0.5, 2),
+    )
+    text = TransformerConfig(width=12, heads=6, layers=2, segments=2, context=16)
+    task = TaskConfig(host="transformer", transformer=text)
+    assert host_slots(task) == (("r0c0", 0, 0, 12, 16, 0.0, 1), ("r0c1", 0, 1, 12, 16, 1.0, 1))
+    assert host_slots(replace(task, transformer=replace(text, segments=1)))[0].depth == 0.0
+    found = [(slot.topology, slot.shape, slot.positions) for slot in host_slots(task)[:1]]
+    assert found == [("sequences", (12, 16), 16)]
+    # 4 * 2048 = 8192 channels in the last block; heads of hosts and of seeds divide a width
+    assert (chain.widths, task.widths) == (range(8, 2049), range(12, 8193, 12))
+    assert (chain.host_name, TaskConfig(host="a:mine").host_name) == ("cifar_baseline", "mine")
+
+
 FOLDER_NAME = "must be a folder name of at most 60 letters, digits, '_', '-', '+' and '.'."
 
 
@@ -257,6 +277,7 @@ task.host=transformer task.transformer.width=8 task.blueprints=[norm,flex_attent
 task.blueprints=[a:mine,b:other]
 data.split=true data.share=1
 data.root=mine data.label_noise=0.5
+data.name=a:mine data.root=mine
 data.name=given data.validation_images=0
 data.root=mine.NPZ data.mean=[0.5] data.std=[0.5] data.layout=nchw
 data.name=npz data.root=mine data.mean=[0.5,0.5,0.5] data.std=[1,1,1] data.resize=pad
@@ -275,6 +296,7 @@ telemetry.level=full telemetry.console=envs
 slots=[r0c0,r0c1] policy.ppo.probability_floor.slot=0.5
 policy.schedule.blueprint=lora
 task.host_lr='[0.1]'
+data.name='[synthetic]'
 task.host_lr='uniform(0.1,1000)'
 gates.min_blending_steps='[1,2]'
 policy.network.features=16
@@ -341,8 +363,29 @@ def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, sett
         settings("policy.name=wait", f"control={policy}", "task.blueprints=[conv_small]")
     asked = ["task.blueprints=[conv_small]", f"policy.imitation.teacher={policy}"]
     assert settings(*asked).policy.imitation.rounds == 0
+    settings("policy.name=wait", *asked, "policy.imitation.rounds=1")
     with pytest.raises(UserError, match=setting):
         settings(*asked, "policy.imitation.rounds=1")
+
+
+def test_settings_without_our_schema_are_refused() -> None:
+    told = "^configuration: the primary config must list train_schema first in its defaults$"
+    with pytest.raises(UserError, match=told):
+        settings_from(OmegaConf.create({"rounds": 3}))
+    told = "^configuration: the primary config must list evaluate_schema first in its defaults$"
+    with pytest.raises(UserError, match=told):
+        evaluation_from(OmegaConf.create({"envs": 3}))
+
+
+def test_a_number_that_envs_have_of_their_own_is_none_for_all() -> None:
+    task = TrainConfig(task=TaskConfig(host_lr="[0.1, 0.2]")).task
+    told = r"^task\.host_lr=\[0\.1, 0\.2\]: must be one number for all envs here\.$"
+    with pytest.raises(SettingError, match=told):
+        task.number("host_lr")
+    assert task.number("seed_lr") == 0.01
+    assert [env_numbers(text) for text in ("[1, 2]", "uniform( 1,2 )")] == [(1, 2), (1, 2, 0, 0)]
+    with pytest.raises(ValueError, match="^fast is neither a list nor a range$"):
+        env_numbers("fast")
 
 
 FREE = {"run_dir", "resume", "slots", "data.root", "data.tokenizer"}
@@ -398,5 +441,26 @@ def test_a_switch_or_a_word_is_no_number_and_a_word_is_no_list() -> None:
     for wrong in (True, "3", None, [3]):
         with pytest.raises(SettingError, match=r"^envs=.+: must be in \[1, 1048576\]\.$"):
             replace(TrainConfig(), envs=wrong)
+    cfg = TrainConfig()
     with pytest.raises(SettingError, match=r"^policy\.schedule\.advance=12: must be a list\.$"):
-        replace(TrainConfig().policy.schedule, advance="12")
+        replace(cfg.policy.schedule, advance="12")
+    with pytest.raises(SettingError, match=r"^gates\.min_blending_steps=None: must be a whole"):
+        replace(cfg.gates, min_blending_steps=None)
+    with pytest.raises(SettingError, match=r"^policy\.ppo\.entropy_floor='': must be a number for"):
+        replace(cfg.policy.ppo, entropy_floor=[0.1])
+
+
+def test_settings_share_no_list_or_table() -> None:
+    for one, other in zip(flat(TrainConfig()), flat(TrainConfig()), strict=True):
+        assert type(one) in (list, dict)
+        assert one is not other
+
+
+def flat(settings: object) -> list[object]:
+    """Lists and tables within `settings`."""
+    found = [value for _, part in parts("", settings) for value in vars(part).values()]
+    return [
+        value
+        for value in found
+        if isinstance(value, Sequence | Mapping) and not isinstance(value, str)
+    ]

@@ -14,13 +14,14 @@ from esper_soa.config.env import (
     GUARD_WINDOW,
     MAX_STABLE_WINDOW,
     PBRS_GAMMA,
+    EarlyStopConfig,
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
+    LossRewardConfig,
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.config.errors import SettingError
 from esper_soa.config.ranges import RULE, Settings
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, flat_settings
 
@@ -117,15 +118,15 @@ def test_basic_plus_pays_seven_tenths_as_drip_unless_told_otherwise() -> None:
     assert RewardConfig(mode="basic_plus", drip_fraction=0.25).drip_fraction == 0.25
 
 
+def test_settings_say_whether_episodes_may_end_early_and_what_differs_by_env() -> None:
+    for name in ("patience", "rollbacks", "length"):
+        assert EarlyStopConfig(**{name: 1}).enabled
+    assert not EarlyStopConfig().enabled
+    dear = RewardConfig(rent_weight="[1,2]", loss=LossRewardConfig(compute_rent_weight="[1,2]"))
+    assert dear.differing == ("reward.rent_weight", "reward.loss.compute_rent_weight")
+
+
 @pytest.mark.parametrize("off", ["", "auto_forward_g1", "auto_forward_g2", "auto_forward_g3"])
 def test_advance_is_disabled_only_where_every_gate_forwards_by_itself(off: str) -> None:
     cfg = LifecycleConfig(**{f"auto_forward_g{gate}": off[-1:] != str(gate) for gate in (1, 2, 3)})
     assert cfg.advance_disabled == (off == "")
-
-
-@pytest.mark.parametrize("name", ["hidden", "features", "slot_features"])
-def test_widths_of_the_network_are_multiples_of_eight(name: str) -> None:
-    with pytest.raises(
-        SettingError, match=rf"^policy\.network\.{name}=12: must be a multiple of 8\.$"
-    ):
-        NetworkConfig(**{name: 12})

@@ -18,7 +18,8 @@ def make_inputs(num_slots: int = 1, **given: float | list[float]) -> RewardInput
 
     The first slot is the target; a number that is given is also known.
     """
-    values = {"host_params": 100_000, "max_steps": 150, "step": 1, "drip_left": torch.inf, **given}
+    values = {"host_params": 100_000, "host_flop": 1, "max_steps": 150, "step": 1}
+    values |= {"drip_left": torch.inf, **given}
     values.setdefault("target", [1.0] + [0.0] * (num_slots - 1))
     known = {
         "contribution": "contribution_known",

@@ -13,7 +13,6 @@ from rich.console import Console
 from tiny_world import CPU, quiet_progress, tiny_rules, tiny_settings
 from torch import Tensor
 
-from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import ImitationConfig
@@ -336,12 +335,6 @@ def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
         told.append(int(over.sum()))
     assert 0 < told[-2] < 8 == told[-1]
     assert len(told) == STEPS
-    refusal = (
-        "early_stop=.patience=6, rollbacks=0.: must be off in environments of other "
-        "libraries with 8 envs. There an"
-    )
-    with pytest.raises(SettingError, match=refusal):
-        FlatEnvs(sim)
 
 
 def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:

@@ -41,5 +41,9 @@ def test_thresholds_are_settings() -> None:
     assert verdicts("g2", learner, min_blending_steps=3) == (True, True)
     assert verdicts("g2", learner, min_blending_steps=4) == (False, False)
     assert verdicts("g3", learner, FULL, min_blending_steps=3) == (True, True)
+    nothing = {"min_blending_steps": 3, "min_gradient_health": 0, "min_gradient_ratio": 0}
+    unmeasured = learner | {"gradient_measured": False, "gradient_ratio_known": False}
+    assert verdicts("g2", learner, **nothing) == (True, True)
+    assert verdicts("g2", unmeasured, **nothing) == (False, False)
     strict = {"min_blending_steps": 3, "min_gradient_health": 0.8}
     assert verdicts("g2", learner, **strict) == (False, True)

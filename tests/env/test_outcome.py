@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from env_records import empty_state, numbers, with_values
+from env_records import CPU, empty_state, numbers, with_values
 from reward_cases import make_settings
 
 from esper_soa.env import outcome
@@ -21,7 +21,8 @@ from esper_soa.env.outcome import (
     stability,
     trade_offs,
 )
-from esper_soa.vocabulary import Blueprint, Stage
+from esper_soa.state import Slots, initial
+from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint, Stage
 
 
 def state_with(**slots):
@@ -85,6 +86,14 @@ def test_every_fossil_costs_and_nothing_else_does():
         blueprint=[[Blueprint.ATTENTION, Blueprint.CONV_HEAVY, Blueprint.ATTENTION], [-1, -1, -1]],
     )
     assert compute_cost(state.slots).tolist() == pytest.approx([1 + 0.35 + 0.25, 1.0])
+    alone = initial(Slots, (NUM_BLUEPRINTS, 1), CPU)
+    alone = with_values(alone, stage=Stage.FOSSILIZED, blueprint=[*zip(range(NUM_BLUEPRINTS))])
+    costs = dict(zip(BLUEPRINT_NAMES, compute_cost(alone).tolist(), strict=True))
+    assert costs == pytest.approx(
+        {"noop": 1.0, "norm": 1.02, "lora": 1.05, "bottleneck": 1.05, "conv_small": 1.05}
+        | {"depthwise": 1.08, "lora_large": 1.08, "conv_light": 1.15, "mlp_small": 1.15}
+        | {"mlp": 1.2, "conv_heavy": 1.25, "attention": 1.35, "flex_attention": 1.35}
+    )
 
 
 def test_the_front_holds_what_nothing_dominates():

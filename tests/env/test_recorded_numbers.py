@@ -23,6 +23,7 @@ from esper_soa.config.env import (
     SignalsConfig,
 )
 from esper_soa.config.settings import TrainConfig
+from esper_soa.env.ahead import made_up
 from esper_soa.env.outcome import (
     STABILITY_WINDOW,
     count_blueprints,
@@ -162,6 +163,7 @@ def test_episodes_are_those_recorded(name: str) -> None:
         rewards = push_reward(rewards, step.result.terms.total)
         stats = count_blueprints(stats, step.view.state.slots, step.result.state.slots)
     seen = torch.stack([step.view.exclude("noise") for step in steps])
+    compared = [made_up(rules, step.before, number) for number, step in enumerate(steps)]
     found = {
         "view": seen,
         "attribution": torch.stack([step.observed.attribution for step in steps]),
@@ -171,5 +173,7 @@ def test_episodes_are_those_recorded(name: str) -> None:
         "after": torch.stack([step.result.state for step in steps]),
         "episode": outcomes(steps[-1].result.state, rewards, rules.reward.counts),
         "blueprints": stats,
+        # one number for the measurements on which libraries are compared with the eager kernels
+        "made_up": torch.tensor([*fingerprints({"": torch.stack(compared)}).values()]),
     }
     assert_recorded(f"episode_{name}", fingerprints(found))

@@ -1,5 +1,8 @@
 """A process with some of the envs of a run: it needs a reduction, and no process group."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from tiny_world import CPU, tiny_settings
 
@@ -23,6 +26,9 @@ class Rest(Reduction):
     def all_envs(self, own: int) -> int:
         return ENVS
 
+    def own(self, entries: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        return entries[FIRST:]
+
 
 def losses(world: World) -> torch.Tensor:
     """float64 [T, N] of an episode of random play."""
@@ -36,9 +42,12 @@ def losses(world: World) -> torch.Tensor:
     return torch.stack(found)
 
 
-def test_the_envs_of_a_process_are_those_of_the_run_by_their_numbers() -> None:
-    whole = build_world(tiny_settings(ENVS, 2, STEPS), CPU)
-    cfg = tiny_settings(ENVS - FIRST, 2, STEPS)
+@pytest.mark.parametrize("split", [False, True])
+def test_the_envs_of_a_process_are_those_of_the_run_by_their_numbers(split: bool) -> None:
+    cfg = tiny_settings(ENVS, 2, STEPS)
+    cfg.data.split = split
+    whole = build_world(cfg, CPU)
+    cfg = replace(cfg, envs=ENVS - FIRST)
     part = build_world(cfg, CPU)
     rest = World(part.rules, part.data, part.sizes, cfg.data, cfg.seed, reduction=Rest())
     expected = losses(whole)

@@ -221,5 +221,6 @@ def test_net_takes_a_price_of_training_at_the_end(step: int, given: dict, paid: 
 def test_a_term_that_the_record_lacks_is_refused_instead_of_paid_unseen() -> None:
     one = torch.ones(1)
     assert add_terms(no_terms(one), {"drip": one, "compute_rent": -3 * one}).total.item() == -2.0
-    with pytest.raises(ValueError, match="tip: the total"):
-        add_terms(no_terms(one), {"drip": one, "tip": one})
+    told = "^RewardTerms has no bonus, tip: the total would pay what no table shows$"
+    with pytest.raises(ValueError, match=told):
+        add_terms(no_terms(one), {"tip": one, "drip": one, "bonus": one})

@@ -4,6 +4,7 @@ all; told apart.
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from tiny_world import CPU, play_state, tiny_settings
@@ -71,11 +72,14 @@ def test_rounds_and_episodes_tell_the_modes_apart(tmp_path: Path) -> None:
     for line in run.metrics():
         mine = [one for one in episodes if one["round"] == line["round"]]
         assert list(line["reward_split"]) == ["net", "simplified"]
+        host = line["parameters"] / fmean(one["param_ratio"] for one in mine)
         for mode, told in line["reward_split"].items():
             of_mode = [one for one in mine if one["reward_mode"] == mode]
             assert told["envs"] == len(of_mode) == (3 if mode == "net" else 2)
-            for name in ("accuracy", "reward"):
-                assert told[name] == pytest.approx(sum(one[name] for one in of_mode) / len(of_mode))
+            for name, scale in (("accuracy", 1), ("reward", 1), ("param_ratio", host)):
+                mean = scale * fmean(one[name] for one in of_mode)
+                found = told["parameters" if name == "param_ratio" else name]
+                assert found == pytest.approx(mean), name
     assert "reward net+simplified" in (tmp_path / "log.txt").read_text()
 
 

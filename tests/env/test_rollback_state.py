@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 from env_records import with_values
-from tiny_world import made_up, play_state, tiny_rules, view_of
+from tiny_world import made_up, play_state, tiny_rules, tiny_world, view_of
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.env.governor import discard_panicked, watch
-from esper_soa.env.step import EnvRules, StepResult, apply_action, record_and_observe
+from esper_soa.config.env import GovernorConfig
+from esper_soa.env.governor import PanicReason, discard_panicked, watch
+from esper_soa.env.step import EnvRules, StepResult, apply_action, guard_, record_and_observe
 from esper_soa.state import EnvState, Masks, Measurements
 from esper_soa.vocabulary import Op, Stage
 
@@ -70,6 +71,44 @@ def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> Non
     assert terms == {"rollback_penalty": -10.0, "total": -10.0}
     assert result.state.signals[0].last_op == Op.WAIT
     assert not result.state.signals[0].last_success
+
+
+def test_fossils_go_back_to_their_rows_of_the_last_healthy_env_step() -> None:
+    """Env 0 is no number, env 1 diverges, env 2 is healthy; the snapshot is of the first step."""
+    world = tiny_world(3, 2, 20)
+    fussy = dict.fromkeys(("sensitivity", "multiplier", "absolute_threshold"), 0.0)
+    governor = GovernorConfig(**fussy, min_panics=1, min_samples=1, snapshot_steps=1000)
+    rules = world.rules._replace(governor=governor)
+    state = world.start_round(0)
+    weights = world.weights
+    signals = with_values(state.signals, val_accuracy=7.0)
+    state = state.replace(guard=with_values(state.guard, snapshot_due=True), signals=signals)
+    rising = Stage.FOSSILIZED, Stage.HOLDING
+    steps = [
+        (rising, [1.0] * 3),
+        (rising, [1.0] * 3),
+        ([Stage.FOSSILIZED] * 2, [math.nan, 9.0, 1.0]),
+    ]
+    for number, (stages, losses) in enumerate(steps, start=1):
+        for part in ("host", "seeds"):
+            weights[part].apply_(lambda leaf, number=number: leaf.fill_(number))
+        state = state.replace(slots=with_values(state.slots, stage=stages, alpha=1.0))
+        given = made_up(rules, state, number)
+        given = given.replace(
+            val_loss=torch.tensor(losses, dtype=torch.float64),
+            ablated=torch.ones_like(given.ablated),
+            gradients=with_values(given.gradients, measured=True),
+        )
+        state, trusted = guard_(rules, weights, state, given)
+    rows = [weights["host", "params"], *(seed["params"] for seed in weights["seeds"].values())]
+    assert [row[:, 0].tolist() for row in rows] == [[1, 1, 3], [1, 1, 3], [2, 3, 3]]
+    assert state.guard.reason.tolist() == [PanicReason.NOT_FINITE, PanicReason.DIVERGED, 0]
+    for name in ("train_loss", "train_accuracy", "val_loss"):
+        assert trusted.get(name).isnan().tolist() == [True, True, False]
+    assert (trusted.accuracy[:2] == 7).all()
+    assert (trusted[2] == given[2]).all()
+    for flags in (trusted.ablated, trusted.gradients.measured):
+        assert flags.tolist() == [[False] * 2] * 2 + [[True] * 2]
 
 
 def test_the_pruned_seeds_are_paid_for_with_the_next_reward_and_not_as_an_alpha_move() -> None:

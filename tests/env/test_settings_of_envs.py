@@ -23,7 +23,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.ahead import KERNELS, example_inputs, leaves
 from esper_soa.env.env import Env
 from esper_soa.env.observation import feature_names
-from esper_soa.env.reward import final_rents
+from esper_soa.env.reward import final_rents, reward_of_envs
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -228,6 +228,15 @@ def test_a_share_of_a_range_is_a_number_of_it() -> None:
     assert [counts.at(share) for share in (0.0, 0.49, 0.5, 0.79, 0.8, 0.99)] == [1, 1, 2, 2, 3, 3]
     assert EnvDraw(1.0, 3.0, log=False).at(0.25) == 1.5
     assert EnvDraw(0.01, 1.0, log=True).at(0.25) == pytest.approx(10**-1.5)
+
+
+@pytest.mark.parametrize("name", ["rent_weight", "loss.compute_rent_weight"])
+def test_the_settings_of_a_run_stay_as_they_are_where_kernels_read_those_of_envs(name: str) -> None:
+    reward = RewardConfig(mode="loss")
+    prices = torch.tensor([1.0, 2.0])
+    own = reward_of_envs(reward, {f"reward.{name}": prices})
+    assert attrgetter(name)(own) is prices
+    assert reward == RewardConfig(mode="loss")
 
 
 def test_every_env_pays_the_rent_of_its_own_price() -> None:

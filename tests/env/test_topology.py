@@ -149,7 +149,8 @@ def test_they_count_as_fossils_for_masks_reports_and_telemetry(world: World) -> 
     totals = played.env.state.totals
     present = GROWN.present
     assert torch.equal(slots.stage == Stage.FOSSILIZED, present)
-    assert not played.env.state.slots.newborn.any()
+    assert not slots.newborn.any()
+    assert not slots.contribution_known.any()  # no reward here reads what fossils contribute
     assert torch.equal(slots.alpha, GROWN.alpha)
     assert torch.equal(played.env.state.ramp.alpha, GROWN.alpha)
     assert (played.env.state.ramp.mode == AlphaMode.HOLD).all()
@@ -202,8 +203,13 @@ def test_a_topology_is_of_the_seeds_that_the_host_feels(world: World) -> None:
     assert found.blueprint.tolist() == [[-1, Blueprint.NOOP, 3], [-1, -1, 6]]
     assert found.blend.tolist() == [[1, 3, 2], [1, 1, 3]]
     assert found.alpha.tolist() == [[0.0, 0.25, 1.0], [0.0, 0.0, 0.5]]
-    again = topology_of(state_with_topology(world.start_round(0), found))
-    assert all(map(torch.equal, again, found))
+    assert found.present.tolist() == [[False, True, True], [False, False, True]]
+    again = state_with_topology(world.start_round(0), found)
+    assert all(map(torch.equal, topology_of(again), found))
+    for part in (again.ramp.alpha, again.ramp.start, again.ramp.target):
+        assert torch.equal(part, found.alpha)
+    before = torch.where(found.present, Stage.HOLDING, Stage.UNKNOWN)
+    assert torch.equal(again.slots.previous_stage, before)
 
 
 def test_a_topology_of_other_hosts_is_refused(world: World) -> None:

@@ -97,22 +97,29 @@ def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes
     assert sum(map(float, rented)) > 0
 
 
+SHAPED = "is of shape [5, 2], not [5]"
 FAULTS = {
-    "per_slot": r"a reward. the reward is of shape \[5, 2\], not \[5\]",
-    "scalar": "a reward. the reward is a float, not a tensor",
-    "strange": "a reward. it gives the terms bonus, which RewardTerms lacks",
-    "misspelt": "a reward. it raises AttributeError",
-    "twofold": "a reward. it is not called with the inputs alone",
-    "pbrs_bonus": "of another name than the terms of the package",
-    "eager": r"a reward that parts_of_users registers \(branching, .*\)",
+    "per_slot": f"a reward. the reward {SHAPED}.",
+    "spread": f"a reward. the reward {SHAPED}; its term drip {SHAPED}; its term clawback is a "
+    "float, not a tensor.",
+    "strange": "a reward. it gives the terms bonus, tip, which RewardTerms lacks.",
+    "misspelt": "a reward. it raises AttributeError: 'RewardInputs' object has no attribute or",
+    "twofold": "a reward. it is not called with the inputs alone.",
+    "pbrs_bonus": "of another name than the terms of the package. Records tell both by name.",
+    "eager": "a reward that parts_of_users registers (branching, careless, count, divided, gain, ",
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_is_no_reward_is_refused_while_building(name: str) -> None:
-    cfg = replace(tiny_settings(2, 2, 5), reward=RewardConfig(mode=f"{HERE}:{name}"))
-    with pytest.raises(SettingError, match=f"^reward.mode={HERE}:{name}: must be {FAULTS[name]}"):
+@pytest.mark.parametrize("setting", ["mode", "split"])
+def test_what_is_no_reward_is_refused_while_building(name: str, setting: str) -> None:
+    mode = f"{HERE}:{name}"
+    given = {"mode": mode} if setting == "mode" else {"split": ["shaped", mode]}
+    cfg = replace(tiny_settings(2, 2, 5), reward=RewardConfig(**given))
+    with pytest.raises(SettingError) as error:
         build_rules(cfg, CPU)
+    told = f"reward.{setting}={mode}: must be {FAULTS[name]}"
+    assert str(error.value)[: len(told) if told[-1] != "." else None] == told
 
 
 def test_an_own_reward_has_no_drip() -> None:
@@ -121,6 +128,12 @@ def test_an_own_reward_has_no_drip() -> None:
         match="reward.drip_fraction=0.5: must be 0 with reward.mode=parts_of_users:gain",
     ):
         RewardConfig(mode=f"{HERE}:gain", drip_fraction=0.5)
+
+
+def test_rewards_of_several_users_are_told_under_all_their_names() -> None:
+    reward = RewardConfig(split=["net", f"{HERE}:parts", f"{HERE}:gain"])
+    rules = build_rules(replace(tiny_settings(4, 2, 5), reward=reward), CPU)
+    assert rules.reward.user_name == "parts+gain"
 
 
 def test_made_up_inputs_are_such_as_a_run_gives() -> None:

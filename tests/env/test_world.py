@@ -4,9 +4,11 @@ and env-step.
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
+from recorded_numbers import assert_recorded, fingerprint, fingerprints
 from tiny_world import CPU, SMALL_TASK, tiny_settings
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env import world as module
+from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.images import TrainingImages, cut_batch, training_crops
@@ -50,6 +53,45 @@ def feed(world: World, step: int) -> TrainingImages:
     training = world.work(step).training
     assert isinstance(training, TrainingImages)
     return training
+
+
+RECORDED = {
+    "whole": {"augment": False},
+    "split": {"split": True},
+    "part": {"share": 0.5, "label_noise": 0.3},
+    "sets": {
+        "name": "[synthetic,fashion32]",
+        "share": "[1,0.5]",
+        "label_noise": "uniform(0.1,0.9)",
+    },
+}
+
+
+def test_what_worlds_hand_out_is_what_was_recorded() -> None:
+    found = {}
+    for name, given in RECORDED.items():
+        cfg = settings(**given)
+        cfg.task = replace(SMALL_TASK, lr_schedule="cosine", host_lr="log_uniform(0.01,0.1)")
+        world = build_world(cfg, CPU, seed=7)
+        ones = torch.ones(ENVS, 2, dtype=torch.int64)
+        world.start_round(2, Topology(ones, ones, ones.double()))
+        work = world.work(1)
+        images, labels = work.training.batch(world.envs, 1)
+        found[name] = {
+            "order": feed(world, 1).draw.order,
+            "images": images,
+            "labels": labels,
+            "validation": world.validation.order,
+            "sizes": torch.tensor([*world.sizes, work.num_batches]),
+        }
+    weights = world.weights.select("host", "seeds", "snapshot").flatten_keys(".").items()
+    found["all"] = {
+        "noise": world.noise(1),
+        "seed_keys": work.seed_keys,
+        "rates": work.rules.host.lr,
+        "weights": torch.tensor([fingerprint(rows) for _, rows in weights]),
+    }
+    assert_recorded("worlds", fingerprints(found))
 
 
 def all_different(tensors: Iterable[Tensor]) -> bool:
@@ -96,11 +138,6 @@ def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: Worl
         assert torch.equal(images, expected)
         assert torch.equal(labels, same)
         assert torch.equal(labels, world.data.train_labels[chosen].T)
-
-
-def test_images_are_cropped_unless_the_settings_say_otherwise(world: World) -> None:
-    assert feed(world, 0).draw.augment
-    assert not feed(build_world(settings(augment=False), CPU, seed=7), 0).draw.augment
 
 
 PURPOSES = [
@@ -214,6 +251,15 @@ def test_work_that_the_images_cannot_give_is_refused() -> None:
     cfg.val_samples = 9
     with pytest.raises(SettingError, match="val_samples=9: must be at most 8"):
         build_world(cfg, CPU)
+    cfg.val_samples = 8
+    cfg.train_samples = 18
+    with pytest.raises(SettingError, match="train_samples=18: must be at most 16"):
+        build_world(cfg, CPU)
+    read = settings()
+    read.data = DataConfig("text", context=8)
+    refusal = r"task.host=chain: must be a host of sequences \[8\], not of inputs \[3, 32, 32\]"
+    with pytest.raises(SettingError, match=refusal):
+        build_world(read, CPU)
     few = settings()
     few.task = type(SMALL_TASK)(**(vars(SMALL_TASK) | {"num_classes": 7}))
     with pytest.raises(SettingError, match="task.num_classes=7: must be at least 10"):

@@ -133,11 +133,13 @@ def test_code_is_what_a_formatter_and_a_reader_can_live_with(
 ) -> None:
     save_code(cover[0], tmp_path / "host.py")
     text = (tmp_path / "host.py").read_text()
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) == 116
+    assert text.startswith('"""A grown network with its weights; needs torch alone.\n')
     assert "esper_soa" not in "".join(line for line in text.splitlines() if "import" in line)
     made: dict = {"__name__": "host"}
     exec(compile(text, "host.py", "exec"), made)
     assert digest(made["network"]().state_dict()) == digest(cover[0].state_dict())
+    assert list(made["SPEC"]) == list(cover[0].spec)
 
 
 def test_a_format_whose_packages_are_missing_names_its_extra(
@@ -152,7 +154,10 @@ def test_a_format_whose_packages_are_missing_names_its_extra(
 
 
 def test_texts_of_a_file_are_no_code(
-    hosts: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Measured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     net = hosts.networks([0])[0]
     hostile = '"""\nimport pathlib\npathlib.Path("trace").touch()\n"""'
@@ -162,4 +167,5 @@ def test_texts_of_a_file_are_no_code(
     save_code(net, tmp_path / "net.py")
     monkeypatch.chdir(tmp_path)
     runpy.run_path("net.py", run_name="__main__")
+    assert capsys.readouterr().out.startswith("GrownNetwork(\n")
     assert not (tmp_path / "trace").exists()

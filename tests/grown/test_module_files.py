@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import resource
 import signal
 import struct
@@ -98,10 +99,15 @@ def test_a_network_is_the_same_to_the_bit_in_a_fresh_process(
 
 def test_a_policy_comes_back_the_same_to_the_bit(tmp_path: Path) -> None:
     made = policy()
-    save(made, tmp_path / "policy.safetensors")
-    again = load(tmp_path / "policy.safetensors")
+    path = tmp_path / "policy.safetensors"
+    save(made, path)
+    again = load(path)
     assert (digest(again.state_dict()), again.spec) == (digest(made.state_dict()), made.spec)
     assert not again.training
+    with_entry(path, lambda ours: ours["modules"][0]["spec"]["network"].update(hidden=12))
+    told = r"understood \(policy\.network\.hidden=12: must be a multiple of 8\.\)$"
+    with pytest.raises(ModuleFileError, match=told):
+        load(path)
 
 
 def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) -> None:
@@ -114,8 +120,11 @@ def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) ->
     scale, shift = [one for one in net.parameters() if one.dim() == 1][:2]
     shift.data = scale.data  # in one memory
     net.to(memory_format=torch.channels_last)
-    save(net, tmp_path / "again")
-    assert digest(load(tmp_path / "again").state_dict()) == digest(net.state_dict())
+    path = tmp_path / "again"
+    save(net, path)
+    again = load(path)
+    path.write_bytes(b"\0" * path.stat().st_size)  # what was loaded is not the file
+    assert digest(again.state_dict()) == digest(net.state_dict())
 
 
 def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> None:
@@ -183,8 +192,12 @@ def test_a_file_that_is_none_is_named_with_the_reason(
 
 
 def test_a_path_that_leads_to_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModuleFileError, match="host: there is no such file"):
-        load(tmp_path / "host")
+    for name, told in (
+        ("two\nlines", r"two\\nlines: there is no such file"),
+        (300 * "x", r"\.\.\.: cannot be read \(File name too long\)"),
+    ):
+        with pytest.raises(ModuleFileError, match=f"{told}$"):
+            load(tmp_path / name)
     os.mkfifo(tmp_path / "pipe")  # would be waited for
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(ModuleFileError, match="cannot be read .no regular file"):
@@ -228,18 +241,18 @@ NOT_UNDERSTOOD = "its description is not understood"
     [
         (
             lambda ours: ours.update(version=2),
-            "by a newer version of the program: this one reads version 1",
+            "has version 2, written by a newer version of the program: this one reads version 1$",
         ),
         (lambda ours: ours.pop("version"), NOT_UNDERSTOOD),
         (lambda ours: ours["modules"].clear(), "holds nothing, no network or policy"),
-        (change_module(kind="tree"), "holds tree, no network or policy"),
+        (change_module(kind="tr\nee"), r"holds tr\\nee, no network or policy"),
         (change_module(spec=None), NOT_UNDERSTOOD),
         (change_module(spec=[]), NOT_UNDERSTOOD),
         (change_module(kind="policy"), NOT_UNDERSTOOD),
         (change_argument(out_channels=5), NOT_UNDERSTOOD),
         (change_argument(out_channels=10**9), NOT_UNDERSTOOD),
         (change_module(kind=[]), NOT_UNDERSTOOD),
-        (change_module(prefix=0), NOT_UNDERSTOOD),
+        (change_module(prefix=0), r"damaged \(its content is not what was written\)"),
         (change_argument(groups=0), NOT_UNDERSTOOD),
         (change_argument(device="cpu"), "device='cpu', which is no number"),
         (change_argument(device=0), "device=0, which is no number of a layer"),
@@ -332,11 +345,24 @@ def test_a_file_calls_nothing_that_is_not_a_marked_part(
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"channels": 8.0}, {"channels": True}, {"channels": 8, "more": 1}, {}]
+    ("role", "arguments"),
+    [
+        ("blueprint", {"channels": 8.0}),
+        ("blueprint", {"channels": True}),
+        ("blueprint", {"channels": 8, "more": 1}),
+        ("blueprint", {}),
+        ("host", {"classes": 3}),
+        ("host", {"classes": 3, "segment": -1}),
+    ],
 )
-def test_a_users_part_takes_whole_numbers_of_its_role(arguments: dict) -> None:
-    with pytest.raises(ValueError, match="it takes channels, whole numbers"):
-        layer_of({"name": "x", "kind": f"{__name__}:twice", "arguments": arguments}, "blueprint")
+def test_a_users_part_takes_whole_numbers_of_its_role(role: str, arguments: dict) -> None:
+    name, wanted = {"blueprint": ("twice", "channels"), "host": ("pair", "classes and segment")}[
+        role
+    ]
+    kind = f"{__name__}:{name}"
+    told = f"a part of the kind {kind} with {arguments}: it takes {wanted}, whole numbers"
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        layer_of({"name": "x", "kind": kind, "arguments": arguments}, role)
 
 
 @blueprint("twice")
@@ -353,7 +379,8 @@ def test_a_users_host_has_the_segments_that_it_has() -> None:
     spec = {"name": "x", "kind": f"{__name__}:pair", "arguments": {"classes": 3, "segment": 1}}
     assert isinstance(layer_of(spec, "host"), nn.LazyLinear)
     spec["arguments"]["segment"] = 2
-    with pytest.raises(ValueError, match="pair makes: it has no segment 2"):
+    told = f"^a part that {__name__}:pair makes: it has no segment 2$"
+    with pytest.raises(ValueError, match=told):
         layer_of(spec, "host")
 
 
@@ -365,8 +392,10 @@ def scaled(by: float) -> nn.Module:
 def test_a_users_layer_takes_numbers() -> None:
     spec = {"name": "x", "kind": f"{__name__}:scaled", "arguments": {"by": 0.5}}
     assert isinstance(layer_of(spec, "blueprint"), nn.Hardtanh)
-    with pytest.raises(ValueError, match="by='0.5', which is no number of a layer"):
-        layer_of(spec | {"arguments": {"by": "0.5"}}, "blueprint")
+    for by in ("0.5", [0.5]):
+        told = re.escape(f"{__name__}:scaled with by={by!r}, which is no number of a layer")
+        with pytest.raises(ValueError, match=f"^a layer of the kind {told}$"):
+            layer_of(spec | {"arguments": {"by": by}}, "blueprint")
 
 
 def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,14 +405,22 @@ def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.Monke
     )
     layer = {"name": "x", "kind": "parts:twice", "arguments": {"channels": 8}}
     assert isinstance(layer_of(layer, "blueprint"), nn.Conv2d)
-    for changed, role in (
-        (layer, "host"),
-        (layer | {"kind": "parts:seed_named_otherwise"}, "blueprint"),
-    ):
-        with pytest.raises(ValueError, match="parts"):
-            layer_of(changed, role)
-    with pytest.raises(ValueError, match="a layer of the kind parts:twice"):
+    sys.modules["parts"].__dict__.update(again=seed_named_otherwise)  # the same by another name
+    assert isinstance(layer_of(layer, "blueprint"), nn.Conv2d)
+    named = layer | {"kind": "parts:seed_named_otherwise"}
+    told = "^a part that parts:{0} makes: parts has {1} parts marked as the blueprint {0}, not one$"
+    with pytest.raises(ValueError, match=told.format("seed_named_otherwise", 0)):
+        layer_of(named, "blueprint")
+    sys.modules["parts"].__dict__.update(other=blueprint("twice")(lambda channels: nn.Identity()))
+    with pytest.raises(ValueError, match=told.format("twice", 2)):
+        layer_of(layer, "blueprint")
+    with pytest.raises(ValueError, match="^a part of the kind parts:twice with"):
+        layer_of(layer, "host")
+    with pytest.raises(ValueError, match="^a layer of the kind parts:twice, which is none of Conv"):
         layer_of(layer)  # as a gate is made
+    remedy = r"import nowhere first \(esper-export: import=nowhere\)"
+    with pytest.raises(ValueError, match=f"^a part that nowhere:twice makes: {remedy}$"):
+        layer_of(layer | {"kind": "nowhere:twice"}, "blueprint")
 
 
 def test_a_digest_is_of_names_types_and_bytes() -> None:

@@ -111,6 +111,8 @@ def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed:
     assert hosts == [undisturbed.network("hosts", number) for number in kept]
     old = [path for path in undisturbed.network_files("best") if rounds_of(path) < ROUNDS]
     assert len(old) == 1
+    tested = [load(path).spec["test_accuracy"] for path in undisturbed.network_files("best")]
+    assert [one is None for one in tested] == [True] * (len(tested) - 1) + [False]
 
 
 def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
@@ -150,9 +152,11 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
 ) -> None:
     for path in folder.checkpoints():
         path.unlink()
-    (folder.networks / "best_000099.safetensors").write_bytes(b"of a run that is forgotten")
+    for kind in ("best", "hosts"):
+        (folder.networks / f"{kind}_000099.safetensors").write_bytes(b"of a run that is forgotten")
     run(settings(resume="auto"), folder)
     assert kept(folder) == kept(undisturbed)
+    assert "the best host so far is not there" not in folder.log.read_text()
 
 
 def files_of(folder: RunFolder) -> NetworkFiles:
@@ -171,6 +175,8 @@ def test_a_damaged_best_host_is_passed_over_with_a_warning(
     (told, *_) = caplog.messages
     assert told.startswith(f"networks {newest}: ")
     assert told.endswith(": it is passed over")
+    found.measure_best()  # nothing can be said of it, and nothing was to be written
+    assert str(found.write_errors) == ""
 
 
 def test_a_run_whose_networks_are_gone_goes_on_and_says_so(folder: RunFolder) -> None:
@@ -213,6 +219,8 @@ def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
     monkeypatch.setattr(network_files, "save", failing)
     folder = fresh(settings(rounds=2), tmp_path)
     assert len(calls) == 3  # the last with its test accuracy
+    told = "networks/best could not be written (No space left on device); the run goes on"
+    assert told in folder.log.read_text()
     best = max(line["accuracy"] for line in episodes(folder))
     assert load(folder.network_files("best")[-1]).spec["validation_accuracy"] == best
 

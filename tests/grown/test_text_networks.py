@@ -14,7 +14,7 @@ from torch import nn
 import esper_soa
 from esper_soa.grown import networks
 from esper_soa.grown.formats import REGISTRATION
-from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.nets.model.modules import GrownNetwork, TokenEmbedding, TransformerLayer
 
 TINY = [
     "task.transformer.context=8",
@@ -47,6 +47,8 @@ def test_the_best_host_has_the_figures_of_the_run(
     run: esper_soa.RecordedRun, net: GrownNetwork
 ) -> None:
     assert {seed["blueprint"] for seed in net.spec["seeds"]} == {"mlp"}
+    assert net.spec["validation_sequences"] == 16
+    assert net.spec["test_sequences"] > 16
     found = run.evaluate(net)
     assert found.accuracy == net.spec["test_accuracy"]
     validated = run.evaluate(net, "validation")
@@ -97,36 +99,59 @@ def test_a_position_does_not_see_those_behind_it(net: GrownNetwork) -> None:
     assert difference[5:].min() > 0
 
 
+def written_by_hand(net: GrownNetwork, count: int, temperature: float) -> str:
+    tokens = list(b"The beginning")  # longer than the context
+    for _ in range(count):
+        logits = net(torch.tensor([tokens[-8:]]))[0, -1].detach()
+        likeliest = int(logits.argmax())
+        weights = (logits / (temperature or 1.0)).softmax(-1)
+        tokens.append(int(torch.multinomial(weights, 1)) if temperature else likeliest)
+    return bytes(tokens).decode(errors="replace")
+
+
 def test_text_is_generated_token_by_token(net: GrownNetwork) -> None:
-    written = net.generate("The beginning", 12, temperature=0)  # longer than the context
-    assert isinstance(written, str)
-    assert written.startswith("The beginning")
-    assert net.generate("The beginning", 12, temperature=0) == written
+    for temperature in (0, 0.25, 3.0):
+        torch.manual_seed(5)
+        written = written_by_hand(net, 24, temperature)
+        torch.manual_seed(5)
+        assert net.generate("The beginning", 24, temperature) == written
+    assert "\ufffd" in written  # bytes that are no text
     tokens = torch.tensor([[84, 104, 101], [65, 32, 98]])
     more = net.generate(tokens, 4, temperature=0)
     assert isinstance(more, torch.Tensor)
     assert more.shape == (2, 7)
     logits = net(more[:, :6])
     assert torch.equal(more[:, 6], logits[:, -1].argmax(-1))
-    drawn = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        drawn.append(net.generate("a", 20, temperature=2.0))
-    assert drawn[0] == drawn[1] != net.generate("a", 20, temperature=0)
     spec = copy.deepcopy(net.spec)
     spec["host"][0]["layers"][0]["arguments"]["tokens"] = 10_000  # most are no bytes
     assert isinstance(GrownNetwork(spec).generate("a", 9), str)
 
 
 def test_what_cannot_be_continued_is_refused(net: GrownNetwork) -> None:
-    with pytest.raises(ValueError, match="the prompt is empty"):
+    with pytest.raises(ValueError, match="^generate: the prompt is empty$"):
         net.generate("", 3)
     by_file = GrownNetwork(net.spec | {"input": net.spec["input"] | {"tokenizer": "own.json"}})
-    with pytest.raises(ValueError, match=r"takes tokens int64 \[B, t\]"):
+    with pytest.raises(ValueError, match=r"^generate: this network takes tokens int64 \[B, t\]$"):
         by_file.generate("words", 3)
     images = {"input": {"mean": [0.0], "std": [1.0], "shape": [3, 32, 32]}, "host": [], "seeds": []}
-    with pytest.raises(ValueError, match="takes no tokens"):
+    with pytest.raises(ValueError, match="^generate: this network takes no tokens$"):
         GrownNetwork(images).generate("words", 3)
+
+
+def test_all_places_of_dropout_are_in_training_alone() -> None:
+    layer = TransformerLayer(8, heads=2, dropout=1.0, eps=1e-5)  # drops all
+    x = torch.rand(2, 8, 4)
+    assert torch.equal(layer(x), x)
+    bias = layer.attention.proj.bias[:, None].expand_as(x)
+    assert torch.equal(layer.attention(x), bias)
+    embedding = TokenEmbedding(5, 8, 4, dropout=1.0)
+    tokens = torch.arange(4)[None]
+    assert not embedding(tokens).any()
+    net = nn.Sequential(embedding, layer).eval()
+    plain = nn.Sequential(TokenEmbedding(5, 8, 4, 0.0), TransformerLayer(8, 2, 0.0, 1e-5))
+    plain.load_state_dict(net.state_dict())
+    assert torch.equal(net(tokens), plain(tokens))
+    assert torch.equal(plain.eval()(tokens), net(tokens))
 
 
 def test_it_can_be_trained_on_as_a_module(net: GrownNetwork) -> None:
@@ -134,6 +159,23 @@ def test_it_can_be_trained_on_as_a_module(net: GrownNetwork) -> None:
     loss = nn.functional.cross_entropy(net(tokens)[0, :-1], tokens[0, 1:])
     loss.backward()
     assert all(one.grad is not None for one in net.parameters())
+
+
+def test_a_network_is_scored_as_it_predicts_in_parts_and_is_left_as_it_was() -> None:
+    seen = []
+
+    class Noting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append((len(x), self.training, torch.is_grad_enabled()))
+            return x
+
+    net = Noting()
+    networks.score_network(net, torch.zeros(300, 2), torch.zeros(300, dtype=torch.int64))
+    assert seen == [(rows, False, False) for rows in (1, 256, 44)]
+    assert net.training
+    with pytest.raises(ValueError, match="batch_size"):
+        networks.score_network(net, torch.zeros(300, 2), torch.zeros(2, dtype=torch.int64))
+    assert net.training
 
 
 def test_scores_are_of_targets_and_in_small_passes_those_in_one(

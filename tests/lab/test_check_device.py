@@ -35,12 +35,15 @@ def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
     ]
     console = Console(file=io.StringIO(), width=140)
     console.print(engine_table(rows, TrainConfig()))
-    assert rows_of(console) == [
+    assert [line.rstrip() for line in printed(console).splitlines()] == [
         "engines at N=8 B=32 T=256 V=256, cifar_baseline",
-        "engine ms per env-step MiB off torch in float32 verdict",
-        "native 10.00 1.0e-06 agrees, quickest",
-        "torch 25.00 300 0.0e+00 agrees",
-        "triton no GPU",
+        "",
+        "  engine   ms per env-step   MiB   off torch in float32   verdict",
+        f" {'─' * 74}",
+        "  native             10.00         1.0e-06                agrees, quickest",
+        "  torch              25.00   300   0.0e+00                agrees",
+        "  triton                                                  no GPU",
+        "",
     ]
 
 

@@ -24,7 +24,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "agent": esper_soa.check_agent,
 }
 GOOD = {
-    "blueprint": ["twice", "instead", "grouped", "perceptron"],
+    "blueprint": ["twice", "instead", "grouped", "perceptron", "linear"],
     "host": ["uneven", "refined", "staged", "plain", "counting"],
     "reward": ["gain", "parts"],
     "agent": ["eager"],

@@ -97,5 +97,8 @@ def test_images_that_make_no_whole_steps_are_refused() -> None:
     split = DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41, split=True)
     settings = TrainConfig(envs=2, batch_size=8, accumulate=2, slots=offered, data=split)
     settings.policy.name = "wait"
-    with pytest.raises(SettingError, match="accumulate=2: must be a divisor of 5"):
+    told = (
+        r"^accumulate=2: must be a divisor of 5, the batches per env-step with data\.split=true\.$"
+    )
+    with pytest.raises(SettingError, match=told):
         build_world(settings, CPU)

@@ -5,6 +5,7 @@ vectors in tests/parity, and the modules of a plain loop in test_batch_equals_lo
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,16 +16,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets import batched
-from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     GATE,
     Architecture,
     gate_table,
-    initial_seeds,
     num_codes,
     parameter_counts,
     seed_forward,
+    seed_products,
     seed_table,
 )
 from esper_soa.nets.model.flops import training_flop
@@ -79,28 +79,6 @@ def test_the_blueprints_of_the_package_have_the_codes_and_names_of_the_vocabular
     assert [one.code for one in BLUEPRINTS] == [Blueprint.NOOP, *CNN_BLUEPRINTS] == list(range(8))
     assert [one.name for one in BLUEPRINTS] == list(BLUEPRINT_NAMES[:8])
     assert num_codes(BLUEPRINTS) == NUM_BLUEPRINTS
-
-
-# Of a seed in a slot of 16 channels, of one stream: its first number, that in the middle, and the
-# last before a norm at its end.
-STARTS = {
-    "conv_light": (0.04835518384370166, 0.03276682054441733, -0.06385441469225057),
-    "attention": (0.14506554720781478, 0.0, 0.0),
-    "norm": (0.0, 1.0, 0.0),
-    "depthwise": (0.19342073537480664, 0.2081743130899255, -0.04709072527738317),
-    "bottleneck": (0.14506554720781478, 0.11563917106440741, 0.0),
-    "conv_small": (0.14506554720781478, 0.03510028907636592, -0.03831046055410403),
-    "conv_heavy": (0.04835518384370166, 0.017151542883906867, 0.06992327759902602),
-}
-
-
-@pytest.mark.parametrize("name", STARTS)
-def test_a_seed_begins_with_the_same_numbers_on_every_machine(name: str) -> None:
-    blueprint = BLUEPRINTS[BLUEPRINT_NAMES.index(name)]
-    keys = streams.stream_keys(11, streams.SEED_INIT, (0,), torch.arange(2))
-    multiply = torch.tensor([False, True])
-    rows = initial_seeds(blueprint, 16, keys, multiply, torch.float64)[0].tolist()
-    assert tuple(rows[place] for place in (0, len(rows) // 2, -33)) == STARTS[name]
 
 
 # --- counts and FLOP, against torch's own counter
@@ -170,6 +148,9 @@ def test_every_part_can_stand_anywhere() -> None:
         assert wide.widths(16) == [16, 64, 64, 64, 64, 8, 16]
         parameters, x = drawn(wide, 16)
         out = seed_forward(wide, parameters, x)
+        one = [own[:1] for own in parameters]
+        flop = counted(partial(seed_forward, wide, one, x[:1, :16]))
+        assert flop == 2 * seed_products(wide, 16, SIDE**2)
         down, depth, strength, *affine, w1, b1, w2, b2, mid, scale, shift, up = parameters
         y = batched.conv2d(F.relu(batched.conv2d(x, down)), depth)
         y = y + batched.per_channel(torch.tanh(strength), 64) * (norm(y, *affine) - y)
@@ -243,6 +224,15 @@ def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> Non
     extended = host_shape(task, slots, (*BLUEPRINTS, deep))
     assert row_layout(plain, 0).seed == 2 * (9 * 64 + 16)
     assert row_layout(extended, 0).seed == 3 * (9 * 64 + 16)
+
+
+def test_groups_of_a_norm_have_16_channels_where_these_divide() -> None:
+    wanted = {3: 1, 6: 2, 8: 8, 12: 4, 24: 1, 32: 2, 48: 2, 64: 4, 96: 4, 512: 32, 1024: 32}
+    assert {channels: norm_groups(channels) for channels in wanted} == wanted
+
+
+def test_a_width_is_rounded_down_once() -> None:
+    assert [Width(times=3, over=2, least=3).of(channels) for channels in (1, 2, 3)] == [3, 3, 4]
 
 
 @pytest.mark.parametrize("part", [Conv, Depthwise])

@@ -2,6 +2,7 @@
 about good ones.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ GOOD = user_files.arrays()
 TRAIN, TRAIN_LABELS, TEST, TEST_LABELS = GOOD.values()
 
 
+FIRST = "0, 1, 2, 3, 4, 5, 6, 7"
 COMMON_CLASS = (
     "83% of the test images are of class 2: who always answers so is as often right, "
     "and accuracy says little."
@@ -45,12 +47,19 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
     assert findings() == []
 
 
+def test_classes_of_sets_that_do_not_tell_how_many_are_those_of_both_parts() -> None:
+    plain = load_images(DataConfig("synthetic"), "cpu")
+    for part, told in (("train", "test"), ("test", "training")):
+        more = replace(plain, **{f"{part}_labels": vars(plain)[f"{part}_labels"] + 1})
+        assert f"Class 10 has no {told} image." in esper_soa.check_images(more)
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
         (
-            {"names": ("cat", "dog", "eel", "fox")},
-            ["Class 3 (fox) has no training image.", "Class 3 (fox) has no test image."],
+            {"names": ("cat", "dog", "eel", "f\nx")},
+            ["Class 3 (f\\nx) has no training image.", "Class 3 (f\\nx) has no test image."],
         ),
         (
             {"test_labels": put(TEST_LABELS, slice(2), [[3], [5]])},
@@ -60,9 +69,14 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
         ({"test_labels": 1 + np.arange(24) % 2}, ["Class 0 has no test image."]),
         (
             {"classes": 12},
-            ["Classes 0, 1, 2, 3, 4, 5, 6, 7 and 4 more have fewer than 10 training images."],
+            [f"Classes {FIRST} and 4 more have fewer than 10 training images."],
         ),
+        ({"classes": 8}, [f"Classes {FIRST} have fewer than 10 training images."]),
         ({"test_labels": put(TEST_LABELS, slice(18), 2)}, [COMMON_CLASS]),
+        # as another one but for the last line
+        ({"train_images": put(TRAIN, 5, put(TRAIN[6], -1, 7))}, []),
+        # of class 1 just as many as are not few
+        ({"train_labels": put(0 * TRAIN_LABELS, slice(10), 1), "test_labels": TEST_LABELS % 2}, []),
         # 17 of 24, of two classes
         ({"classes": 2, "test_labels": put(np.ones(24, int), slice(7), 0)}, []),
         (
@@ -77,11 +91,22 @@ def test_good_sets_have_no_findings(tmp_path: Path) -> None:
             ],
         ),
         (
-            {"train_images": put(put(TRAIN, 5, 0), 6, 200), "test_images": put(TEST, 7, 255)},
+            {
+                "train_images": put(put(TRAIN[..., 4:], 5, 0), 6, 200),
+                "test_images": put(TEST[..., 4:], 7, 255),
+            },
             [
                 "2 of 48 training images are of one colour: is something missing?",
                 "1 of 24 test images are of one colour: is something missing?",
             ],
+        ),
+        (  # but for the last line, or the last pixel of each
+            {
+                "train_images": put(
+                    put(put(TRAIN, [5, 6], 200), np.s_[5, -1], 7), np.s_[6, :, -1], 7
+                )
+            },
+            [],
         ),
         (  # of one colour where test images are not black, but not elsewhere
             {
@@ -122,6 +147,14 @@ def test_what_spoils_results_is_told(changed: dict, told: list[str]) -> None:
         (
             {"test_images": TEST // 4 + 190},
             "Training images have a mean brightness of 0.30, test images of 0.64: were both "
+            "prepared in one way?",
+        ),
+        (
+            {
+                "train_images": coloured(TRAIN),
+                "test_images": put(coloured(TEST), np.s_[..., 1:], 255),
+            },
+            "Training images have a mean brightness of 0.30, test images of 0.61: were both "
             "prepared in one way?",
         ),
     ],

@@ -92,6 +92,9 @@ def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
     # inside, across 1, across 2
     pieces = torch.cat([book.draw(0, 7), book.draw(7, 9), book.draw(16, 24)], dim=1)
     assert torch.equal(pieces, whole)
+    order = book.order
+    book.draw(36, 8)
+    assert book.order is order  # made once in a pass
     assert torch.equal(training_order(stream, 11, 16, 5), whole[:, 16:21])
 
 
@@ -137,15 +140,15 @@ def test_validation_images_are_a_fixed_draw_without_repetition() -> None:
 
 def test_work_and_classes_beyond_the_data_are_errors_that_name_the_limit(images: ImageSet) -> None:
     check_work(images, 7, 5)
-    for train, val, told in (
-        (8, 5, "train_samples=8: .* 7, the training images of noise. Lower train_samples, lower"),
-        (7, 6, "val_samples=6: .* 5, the validation images of noise. Lower val_samples, raise"),
+    for sizes, name, most, change in (
+        ((8, 5), "train_samples=8", "7, the training", "lower"),
+        ((7, 6), "val_samples=6", "5, the validation", "raise"),
     ):
-        told += " data.validation_images, or choose a larger data set."
-        with pytest.raises(SettingError, match=told):
-            check_work(images, train, val)
+        told = f"^{name}: must be at most {most} images of noise. Lower {name[:-2]}, {change} "
+        with pytest.raises(SettingError, match=f"{told}data.validation_images, or choose a larger"):
+            check_work(images, *sizes)
     check_classes(images, 8)  # labels 0 to 7
-    told = "task.num_classes=7: must be at least 8, the classes of noise"
+    told = r"^task\.num_classes=7: must be at least 8, the classes of noise\.$"
     with pytest.raises(SettingError, match=told):
         check_classes(images, 7)
     for part in ("train_labels", "val_labels", "test_labels"):
@@ -198,6 +201,8 @@ def test_other_dtypes_agree(bank: ImageBank, dtype: torch.dtype, tolerance: floa
     crops = training_crops(bank, torch.tensor([[2, 3]]), keys(AUGMENTATION, range(1)), 0, True)
     other = cut_batch(crops, dtype)[0]
     assert other.dtype == dtype
+    if dtype == torch.bfloat16:  # rounded once
+        assert torch.equal(other, cut_batch(crops)[0].to(dtype))
     apart = cut_batch(crops)[0].double() - other.double()
     assert float(apart.abs().max()) < tolerance  # values reach 7; bfloat16 has 8 bits
 
@@ -250,9 +255,9 @@ def test_validation_comes_in_parts_shared_or_per_env(images: ImageSet) -> None:
     )
     assert [tuple(x.shape) for x, _ in shared] == [(2, 3, 32, 32), (1, 3, 32, 32)]
     assert torch.cat([y for _, y in shared]).tolist() == [[7], [5], [3]]
-    own = ValidationImages(bank, torch.tensor([[4, 2], [1, 0], [3, -1]]), torch.float32).batches(
-        torch.tensor([2, 0]), 2
-    )
+    feed = ValidationImages(bank, torch.tensor([[4, 2], [1, 0], [3, -1]]), torch.float32)
+    assert feed.first(1).order.tolist() == [[4], [1], [3]]
+    own = feed.batches(torch.tensor([2, 0]), 2)
     assert own[0][0].shape == (2, 6, 32, 32)
     assert own[0][1].tolist() == [[6, 7], [-1, 5]]
 
@@ -261,14 +266,15 @@ def test_split_training_gives_every_env_its_chunk_of_one_permutation(images: Ima
     # D = 7, V = 5, B = 1, N = 3: 7 // 3 = 2 training batches; test: one whole batch of 3 and 2
     # left, for envs 0 and 1
     assert split_sizes(images, 1, 3) == Split(3, 1, 2, 2, 2)
-    told = "envs=4: must be at most 3 with data.split=true, so that the 7 training images of noise "
-    told += "give every env a batch of 2. Lower envs or batch_size, or set data.split=false."
+    told = "^envs=4: must be at most 3 with data.split=true, so that the 7 training images of noise"
+    told += " give every env a batch of 2. Lower envs or batch_size, or set data.split=false.$"
     with pytest.raises(SettingError, match=told):
         split_sizes(images, 2, 4)
-    told = "envs=6: must be at most 5 with data.split=true, so that the validation images of noise "
-    told += "give every env one. Lower envs, or set data.split=false."
+    told = "^envs=6: must be at most 5 with data.split=true, so that the validation images of noise"
+    told += " give every env one. Lower envs, or set data.split=false.$"
     with pytest.raises(SettingError, match=told):
         split_sizes(images, 1, 6)
+    assert split_sizes(images, 1, 5).val_samples == 1
     split = Split(num_envs=3, batch_size=2, num_batches=2, train_samples=4, val_samples=0)
     key = keys(DATA_ORDER, range(1))
     order = split_training_order(key, 13, 4, split)

@@ -1,5 +1,6 @@
 """Image sets: official layouts are read, what is broken or hostile is refused in clear words."""
 
+import gzip
 import io
 import os
 import pickle
@@ -12,9 +13,10 @@ import pytest
 import torch
 import user_files
 
+import esper_soa
 from esper_soa.config.errors import DataError, SettingError
 from esper_soa.config.nets import DataConfig
-from esper_soa.nets.data import cifar
+from esper_soa.nets.data import cifar, datasets
 from esper_soa.nets.data.cifar import BATCHES, parse_pickle, read_cifar10
 from esper_soa.nets.data.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 from esper_soa.nets.data.image_set import set_aside
@@ -75,6 +77,7 @@ def official(content: Callable[[int], bytes]) -> list[tuple[str, bytes]]:
 def assert_all_batches(root: Path) -> None:
     (train_images, train_labels), (test_images, test_labels), _ = read_cifar10(str(root))
     pixels, labels = zip(*(batch(number) for number in range(6)), strict=True)
+    assert train_labels.dtype == test_labels.dtype == np.int64
     assert train_labels.tolist() == sum(labels[:5], [])
     assert test_labels.tolist() == labels[5]
     assert train_images.shape == (15, 32, 32, 3)
@@ -115,34 +118,39 @@ def pickled(**changed: object) -> bytes:
     return pickle.dumps({"data": batch(0)[0], "labels": [1, 2, 3]} | changed, 2)
 
 
+BROKEN = r"is broken or truncated, or no CIFAR-10 batch \({}\)"
+LACKS = BROKEN.format("lacks `data` or `labels`; CIFAR-100 cannot be used")
+BYTES = BROKEN.format(r"`data` does not hold unsigned bytes of shape \[images, 3072\]")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "broken or truncated"),
-        (b"<html>not found</html>", "broken or truncated"),
-        (python2_pickle(0)[:5000], "broken or truncated"),
-        (python2_pickle(0)[:-1], "broken or truncated"),
-        (pickle.dumps([1]), "lacks `data` or `labels`"),
-        (pickle.dumps({"data": batch(0)[0], "fine_labels": [1, 2, 3]}, 2), "CIFAR-100 cannot be"),
-        (pickled(data=[1]), "does not hold unsigned bytes"),
+        (b"", BROKEN.format(".+")),
+        (b"<html>not found</html>", BROKEN.format(".+")),
+        (python2_pickle(0)[:5000], BROKEN.format(".+")),
+        (python2_pickle(0)[:-1], BROKEN.format(".+")),
+        (pickle.dumps([1]), LACKS),
+        (pickle.dumps({"data": batch(0)[0], "fine_labels": [1, 2, 3]}, 2), LACKS),
+        (pickle.dumps({"fine": batch(0)[0], "labels": [1, 2, 3]}, 2), LACKS),
+        (pickled(data=[1]), BYTES),
         (pickled(labels=None), "has 3 images but 0 labels"),
         (pickled(labels=[1, 2]), "has 3 images but 2 labels"),
-        (pickled(labels=[1, 2, 10]), "a label outside 0 to 9"),
-        (pickled(labels=[1, 2, -1]), "a label outside 0 to 9"),
+        (pickled(labels=[1, 2, 10]), "has a label outside 0 to 9"),
+        (pickled(labels=[1, 2, -1]), "has 3 images but 2 labels"),
         (pickled(labels=[1, 2, True]), "has 3 images but 2 labels"),
-        (pickled(data=batch(0)[0][:, :3000]), r"of shape \[images, 3072\]"),
-        (pickled(data=batch(0)[0].astype(np.float32)), "unsigned bytes"),
+        (pickled(data=batch(0)[0][:, :3000]), BYTES),
+        (pickled(data=batch(0)[0].astype(np.float32)), BYTES),
         # what would end the process, or take memory that the file does not hold
-        (b"\x80\x02]r\xff\xff\xff\x7f.", "lacks `data` or `labels`"),
-        (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", "lacks `data` or `labels`"),
-        (b"\x80\x02}N" + b"\x85" * 1_000_000 + b"K\x01s.", "lacks `data` or `labels`"),
+        (b"\x80\x02]r\xff\xff\xff\x7f.", LACKS),
+        (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", LACKS),
+        (b"\x80\x02}N" + b"\x85" * 1_000_000 + b"K\x01s.", LACKS),
     ],
 )
 def test_a_broken_pickle_is_refused_with_its_reason(content: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=f"^data_batch_1 .*{message}") as caught:
+    remedy = r"Fetch CIFAR-10 again from its official page, or set data\.name=fashion32 without "
+    with pytest.raises(DataError, match=rf"^data_batch_1 {message}\. {remedy}data\.root\.$"):
         parse_pickle(content, "data_batch_1")
-    remedy = "Fetch CIFAR-10 again from its official page, or set data.name=fashion32 without "
-    assert str(caught.value).endswith(f". {remedy}data.root.")
 
 
 def test_fortran_ordered_data_is_read_in_its_order() -> None:
@@ -157,8 +165,10 @@ def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themse
 ) -> None:
     folder = write_folder(tmp_path / "cifar", python2_pickle)
     (folder / NAMES[one]).write_bytes(python2_pickle(other))
-    told = f"{NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5': batch files "
-    told += r"were exchanged\."
+    told = (
+        f"^{folder}: {NAMES[one]} calls itself '.* batch .*', not 'training batch {one + 1} of 5'"
+    )
+    told += r": batch files were exchanged\. Fetch"
     with pytest.raises(DataError, match=told):
         read_cifar10(str(folder))
 
@@ -166,6 +176,7 @@ def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themse
 def test_a_batch_may_have_no_name_but_no_strange_one() -> None:
     assert "batch_label" not in pickle.loads(modern_pickle(0))
     parse_pickle(modern_pickle(0), "data_batch_1")
+    parse_pickle(pickled(filenames=["batch_label"]), "data_batch_1")
     for label in ("training batch 2 of 5", b"\xff\n"):
         content = pickled(batch_label=label)
         with pytest.raises(DataError, match="data_batch_1 calls itself") as caught:
@@ -174,15 +185,22 @@ def test_a_batch_may_have_no_name_but_no_strange_one() -> None:
 
 
 def test_training_images_in_the_test_batch_are_refused(tmp_path: Path) -> None:
+    """But for one in a hundred."""
     folder = write_folder(tmp_path / "cifar", modern_pickle)
-    mixed = np.concatenate([batch(5)[0], batch(2)[0][:1]])
-    (folder / "test_batch").write_bytes(pickled(data=mixed, labels=[1, 2, 3, 4]))
-    with pytest.raises(DataError, match="1 images of test_batch are training images too"):
-        read_cifar10(str(folder))
-    (folder / "test_batch").write_bytes(modern_pickle(5))
-    (folder / "data_batch_2").write_bytes(modern_pickle(3))
-    with pytest.raises(DataError, match="training batches hold the same images"):
-        read_cifar10(str(folder))
+    pixels = np.random.default_rng(9).integers(0, 256, (100, 3072)).astype(np.uint8)
+    for name, others, told in (
+        ("test_batch", 0, "2 images of test_batch are training images too"),
+        ("data_batch_2", 12, "training batches hold the same images"),
+    ):
+        for common in (1, 2):
+            mixed = pixels[others:].copy()
+            mixed[:common] = batch(2)[0][:common]
+            (folder / name).write_bytes(pickled(data=mixed, labels=[1] * len(mixed)))
+            if common == 1:
+                read_cifar10(str(folder))
+        with pytest.raises(DataError, match=rf"^{folder}: {told}\. Fetch"):
+            read_cifar10(str(folder))
+        (folder / name).write_bytes(modern_pickle(5))
 
 
 HOPELESS = ("~nosuchuser/cifar", "x" * 5000, "cifar\udcff", "cifar\0")
@@ -198,20 +216,22 @@ def test_a_root_that_cannot_be_a_path_is_refused_in_one_line(root: str) -> None:
 
 
 def test_a_place_without_cifar_or_with_a_part_of_it_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"no such folder or archive\. Name .* of CIFAR-10, or leave data.root empty\.",
-    ):
+    told = r": no such folder or archive\. Name the place of CIFAR-10, or leave data\.root empty\."
+    with pytest.raises(DataError, match=f"^data.root={tmp_path}/nowhere{told}$"):
         read_cifar10(str(tmp_path / "nowhere"))
-    with pytest.raises(
-        DataError,
-        match=r"holds no CIFAR-10: neither its batch files nor one of .*\.tar\.gz\. Fetch",
-    ):
+    told = "holds no CIFAR-10: neither its batch files nor one of cifar-10-batches-py, "
+    told += r"cifar-10-python\.tar\.gz\. Fetch"
+    with pytest.raises(DataError, match=f"^data.root={tmp_path}: {told}"):
         read_cifar10(str(tmp_path))
     folder = write_folder(tmp_path / "cifar", python2_pickle)
     (folder / "data_batch_3").unlink()
-    with pytest.raises(DataError, match=": CIFAR-10 is incomplete, without data_batch_3. Fetch"):
+    told = rf"^{folder}: CIFAR-10 is incomplete, without data_batch_3\. Fetch"
+    with pytest.raises(DataError, match=told):
         read_cifar10(str(folder))
+    (tmp_path / "memory").symlink_to("/proc/self/mem")
+    told = r"cannot be read \(.*Input/output error\)\. Check permissions\."
+    with pytest.raises(DataError, match=f"^data.root={tmp_path}/memory: {told}$"):
+        read_cifar10(str(tmp_path / "memory"))
     for name in ("synthetic", "fashion32"):
         told = f"data.root=/data: must be empty with data.name={name}"
         with pytest.raises(SettingError, match=told):
@@ -223,12 +243,19 @@ def test_a_file_or_member_beyond_the_limit_is_refused(
 ) -> None:
     folder = write_folder(tmp_path / "cifar", python2_pickle)
     archive = write_archive(tmp_path / "a.tar.gz", official(python2_pickle))
-    monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100)
-    for place in (folder, archive):
-        with pytest.raises(DataError, match="data_batch_1 is not a plain file of at most"):
+    os.truncate(folder / "data_batch_1", 64 << 20)  # with zeros behind the pickle
+    assert_all_batches(folder)
+    os.truncate(folder / "data_batch_1", (64 << 20) + 1)
+    os.mkfifo(tmp_path / "data_batch_1")
+    for place in (folder, tmp_path):
+        told = r"/data_batch_1 is not a plain file of at most 64 MiB\. Fetch"
+        with pytest.raises(DataError, match=f"^{place}{told}"):
             read_cifar10(str(place))
-    monkeypatch.setattr(cifar, "MAX_ARCHIVE_BYTES", 1000)
-    with pytest.raises(DataError, match="unpacks to more than"):
+    size = len(gzip.decompress(archive.read_bytes()))
+    monkeypatch.setattr(cifar, "MAX_ARCHIVE_BYTES", size)
+    assert_all_batches(archive)
+    monkeypatch.setattr(cifar, "MAX_ARCHIVE_BYTES", size - 1)
+    with pytest.raises(DataError, match=rf"^{archive}: unpacks to more than 0 MiB\. Fetch"):
         read_cifar10(str(archive))
 
 
@@ -244,19 +271,29 @@ def test_broken_and_hostile_archives_are_refused(tmp_path: Path) -> None:
         link.linkname = "/etc/passwd"
         archive.addfile(link)
     for name, told in (
-        (twice.name, "holds data_batch_1 twice"),
-        (other.name, r"incomplete, without data_batch_1, .*test_batch"),
-        ("link.tar.gz", "data_batch_1 is not a plain file"),
+        (twice.name, ": holds data_batch_1 twice"),
+        (other.name, f": CIFAR-10 is incomplete, without {', '.join(NAMES)}"),
+        ("link.tar.gz", ": data_batch_1 is not a plain file of at most 64 MiB"),
     ):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=rf"^{tmp_path}/{name}{told}\. Fetch"):
             read_cifar10(str(tmp_path / name))
-    for content in (whole.read_bytes()[:20000], b"<html>", b""):
+    packed = gzip.compress(b"x", mtime=0)
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        sparse = tarfile.TarInfo("sparse")
+        sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+        archive.addfile(sparse)  # without the numbers that are due then
+    damaged = (packed[:10] + b"\xff" * 20, packed[:-8] + bytes(8), stream.getvalue())
+    for content in (whole.read_bytes()[:20000], b"<html>", b"", *damaged):
         (tmp_path / "broken.tar.gz").write_bytes(content)
-        with pytest.raises(DataError, match="broken.tar.gz: not a whole .tar.gz archive .\\w+"):
+        told = r"broken\.tar\.gz: not a whole \.tar\.gz archive \(.*\w+.*\)\. Fetch"
+        with pytest.raises(DataError, match=f"^{tmp_path}/{told}"):
             read_cifar10(str(tmp_path / "broken.tar.gz"))
 
 
-def test_auto_takes_what_the_root_says_and_tells_why(tmp_path: Path) -> None:
+def test_auto_takes_what_the_root_says_and_tells_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = load_images(DataConfig(), "cpu")
     assert images.name == "fashion32"
     why = "(data.name=auto takes it as data.root is empty): "
@@ -265,13 +302,37 @@ def test_auto_takes_what_the_root_says_and_tells_why(tmp_path: Path) -> None:
     write_folder(tmp_path / "cifar-10-batches-py", modern_pickle)
     images = load_images(DataConfig(root=str(tmp_path)), "cpu")
     assert (images.name, images.mean) == ("cifar10", (0.4914, 0.4822, 0.4465))
+    assert tuple(datasets.count_samples(DataConfig(root=str(tmp_path)))) == (0, 0)
     why = "(data.name=auto takes it as data.root is set): "
     why += "12 training, 3 validation and 3 test images."
     assert (
         images.source == f"a subset (0.03 %) of CIFAR-10 from {tmp_path}/cifar-10-batches-py {why}"
     )
+    monkeypatch.setattr(datasets, "CIFAR10_IMAGES", 18)
     named = load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu")
     assert named.identity == images.identity
+    assert named.source.startswith(f"CIFAR-10 from {tmp_path}/cifar-10-batches-py (asked for by ")
+
+
+def test_samples_are_put_on_the_device_that_is_asked_for(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "cifar", modern_pickle)
+    roots = [DataConfig(root=str(root)) for root in (folder, user_files.write(tmp_path / "m.npz"))]
+    for cfg in (*roots, *map(DataConfig, ("fashion32", "text", "[synthetic,fashion32]"))):
+        found = datasets.load_samples(cfg, "meta")
+        parts = found.train_labels, found.val_labels, found.test_labels
+        assert {part.device.type for part in parts} == {"meta"}
+
+
+@esper_soa.dataset("shapeless")
+class Shapeless:
+    """A data set that does not say what its samples are like."""
+
+
+def test_a_data_set_of_a_users_own_says_what_its_samples_are_like() -> None:
+    name = f"{__name__}:shapeless"
+    told = rf"^data\.name={name}: must be a class with a SampleSpec as spec\.$"
+    with pytest.raises(SettingError, match=told):
+        datasets.sample_spec(DataConfig(name))
 
 
 @pytest.mark.parametrize(
@@ -315,6 +376,11 @@ def test_synthetic_images_are_the_same_every_time_and_can_be_told_apart() -> Non
     assert torch.equal(more.test_images, images.test_images)
     assert torch.equal(more.val_images, images.val_images)
     assert images.val_images.shape == images.test_images.shape
+    cfg = DataConfig(name="synthetic", synthetic_train=40, synthetic_test=30, validation_images=7)
+    assert len(load_images(cfg, "cpu").val_images) == 7
+    values = images.train_images.double().flatten(0, 2) / 255
+    assert images.mean == pytest.approx(values.mean(0).tolist(), abs=1e-12)
+    assert images.std == pytest.approx(values.std(0, correction=0).tolist(), abs=1e-12)
     assert not torch.equal(images.val_images, images.test_images)
     assert images.train_labels.tolist() == list(range(10)) * 4
     # of the same class, under other noise

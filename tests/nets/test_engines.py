@@ -13,8 +13,8 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
-from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.engine import Engine
+from esper_soa.nets.choose import ENGINES, choose_engine, fastest_engine
+from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.cpu import library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -46,31 +46,56 @@ def test_whole_networks_go_to_the_kernels_in_c() -> None:
 @pytest.mark.parametrize(
     ("compute", "device", "reason"),
     [
-        ({"engine": "torch"}, "cpu", "compute.engine=torch)"),
-        ({"precision": "bfloat16"}, "cpu", f"{ALONE} torch.bfloat16 on"),
-        ({}, "meta", f"{ALONE} torch.float32 on meta)"),
+        ({"engine": "torch"}, "cpu", "compute.engine=torch"),
+        ({"precision": "bfloat16"}, "cpu", f"{ALONE} torch.bfloat16 on cpu"),
+        ({}, "meta", f"{ALONE} torch.float32 on meta"),
     ],
 )
 def test_the_rest_is_torch_and_says_why(compute: dict[str, str], device: str, reason: str) -> None:
     plain = engine(torch.device(device), **compute)
     assert isinstance(plain, TorchEngine)
-    assert plain.chosen.reason.startswith(f"plain torch ({reason}")
+    assert plain.chosen.reason == f"plain torch ({reason})"
     assert not plain.chosen.fallback
 
 
 @pytest.mark.parametrize(
-    ("device", "setting"),
+    ("device", "engine_name", "precision", "why"),
     [
-        ("cpu", {"engine": "triton_graphs"}),
-        ("cpu", {"engine": "native", "precision": "bfloat16"}),
-        ("meta", {"engine": "native"}),
-        ("cuda", {"engine": "native"}),
+        ("cpu", "triton_graphs", "auto", "CUDA graphs need an NVIDIA GPU, not cpu"),
+        ("cpu", "native", "bfloat16", f"Plain torch ({ALONE} torch.bfloat16 on cpu)"),
+        ("meta", "native", "auto", f"Plain torch ({ALONE} torch.float32 on meta)"),
+        ("cuda", "native", "float32", f"Plain torch ({ALONE} torch.float32 on cuda)"),
     ],
 )
-def test_what_cannot_run_is_refused_by_its_setting(device: str, setting: dict[str, str]) -> None:
-    why = f"compute.engine={setting['engine']}: must be auto or torch here"
-    with pytest.raises(SettingError, match=why):
-        engine(torch.device(device), **setting)
+def test_what_cannot_run_is_refused_by_its_setting(
+    device: str, engine_name: str, precision: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(SettingError) as refused:
+        engine(torch.device(device), engine=engine_name, precision=precision)
+    told = f"compute.engine={engine_name}: must be auto or torch here. {why}."
+    assert str(refused.value) == told
+
+
+@pytest.mark.parametrize("name", ["native", "triton"])
+def test_samples_and_optimizers_that_the_kernels_lack_are_named(name: str) -> None:
+    given = trial_of(TrainConfig(slots=["r0c0"]), CPU)
+    adamw = replace(given.nets.task, optimizer="adamw")
+    plots = given.spec._replace(cuts=frozenset(), name="plots")
+    several = given.spec._replace(num_targets=2)
+    for trial, lack in (
+        (given._replace(spec=plots), "cut crops of images, not of plots"),
+        (given._replace(spec=several), "take one label per sample, not the 2 of images"),
+        (
+            given._replace(nets=given.nets._replace(task=adamw)),
+            "have sgd, not task.optimizer=adamw",
+        ),
+    ):
+        why = f"the kernels {lack}"
+        before = "plain torch, slower: no native kernels, " if name == "native" else ""
+        assert ENGINES[name].obstacle(trial) == f"{before}{why}"
+        assert fastest_engine(trial) == EngineChoice(False, f"plain torch: {why}", name="torch")
 
 
 # --- two at once

@@ -117,8 +117,10 @@ def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() 
 def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out(happened: list[str]) -> None:
     ways = ("on", "off", "auto")
     insisted, forbidden, left = (choose_replay(one, SECOND, False, 1) for one in ways)
-    assert (insisted.parts, forbidden.parts, left.parts) == (PARTS, (), PARTS)
-    assert (insisted.insists, left.insists, left.left_out) == (True, False, ())
+    assert insisted == Replay(PARTS, "all are replayed (compute.cuda_graphs=on)", (), insists=True)
+    assert forbidden == Replay((), "no CUDA graphs (compute.cuda_graphs=off)", (), insists=True)
+    every = "state machine, policy, gradient steps (compute.cuda_graphs=auto)"
+    assert left == Replay(PARTS, every, (), insists=False)
     kept = [insisted.steps(part, SECOND) for part in PARTS]
     assert len({id(one) for one in kept}) == 3
     assert all(one is not None and one.capture for one in kept)
@@ -165,6 +167,12 @@ def test_calls_give_copies_and_leave_their_arguments() -> None:
     assert len(cache._cached) == 1
     captured_call(cache, "both", both, pair_of(1.0, 3), ten)
     assert len(cache._cached) == 2  # other shapes are another step
+    for number in (1.0, 2.0):
+        given = torch.tensor([number], device=DEVICE)
+        found = captured_call(cache, "none", lambda one, none: none or one, given, None)
+        assert found.item() == number
+        negated = captured_call(cache, "negated", lambda one, none: -one, given, None)
+        assert negated.item() == -number
 
 
 def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> None:
@@ -174,11 +182,13 @@ def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> N
     targets = [torch.zeros(shape) for shape in ((6,), (4,), (2, 3), (3, 2), (4,))]
     targets = [target.to(source.dtype) for target, source in zip(targets, sources, strict=False)]
     targets += [torch.zeros(2, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)]
+    sources.append(torch.ones(2, 3))
+    targets.append(torch.zeros(3, 2).T)
     with Operations() as made:
         copy_all_(targets, sources)
     for target, source in zip(targets, sources, strict=True):
         assert torch.equal(target, source.expand_as(target).to(target.dtype))
-    assert made.counts == {"_foreach_copy_": 3, "copy_": 3}
+    assert made.counts == {"_foreach_copy_": 3, "copy_": 4}
 
 
 @pytest.mark.gpu
@@ -209,6 +219,25 @@ def test_work_is_captured_on_its_own_device_and_memory_stays(happened: list[str]
     recorder.recorded(lambda: happened.append("work"))
     before = ["enter cuda:1", "wait", "enter stream", "begin thread_local in pool"]
     assert happened == [*before, "work", "end", "leave stream", "leave cuda:1"]
+
+
+def test_each_variant_is_captured_once_it_has_run_twice_and_replayed_from_then_on(
+    happened: list[str],
+) -> None:
+    cache = StepCache[Growth](capture=True, device=SECOND)
+    happened.clear()
+    assert not cache.is_cached("key")
+    done = cache.run_("key", Growth(1.0, 1.0), [0, 1, 1, 0, 1, 0, 1])
+    assert cache.is_cached("key")
+    assert happened.count("enter cuda:1") == 2
+    assert [one for one in happened if one in ("end", "replay")] == ["end", "replay"] * 2 + [
+        "replay"
+    ]
+    assert cache.counts == {"plain": 4, "captured": 2, "replayed": 1}
+    assert done.total.tolist() == [
+        4.0,
+        4.0,
+    ]  # what is captured runs here, what is replayed does not
 
 
 def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:

@@ -183,5 +183,6 @@ def test_rows_drawn_in_pieces_are_those_drawn_at_once(monkeypatch: pytest.Monkey
     table = Table(shapes)
     keys = env_keys(streams.HOST_INIT, 3)
     whole = table.initial(keys, torch.float32)
-    monkeypatch.setattr(parts, "DRAWN", 12)  # four columns, which end within parameters
-    assert torch.equal(table.initial(keys, torch.float32), whole)
+    for drawn in (12, 2):  # four columns, which end within parameters, and one
+        monkeypatch.setattr(parts, "DRAWN", drawn)
+        assert torch.equal(table.initial(keys, torch.float32), whole)

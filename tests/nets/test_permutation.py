@@ -40,6 +40,8 @@ def test_few_places_are_to_spare_whatever_the_size() -> None:
     spare = {size: grid(size)[0] * grid(size)[1] - size for size in sizes}
     assert max(spare.values()) <= 15
     assert min(spare.values()) == spare[50_000] == 0
+    assert [grid(size) for size in (1, 3, 12, 13)] == [(1, 1), (2, 2), (3, 4), (2, 7)]
+    assert table(7, 1).tolist() == [[5, 3, 6, 1, 0, 4, 2]]  # as recorded
 
 
 def test_any_places_are_looked_up_alike() -> None:

@@ -68,6 +68,25 @@ def test_the_best_level_that_fits_is_taken(
 
 
 @pytest.mark.parametrize(
+    ("name", "needs", "machine"),
+    [
+        ("x86-64-v2", V2 - {"sse2"}, "x86_64"),
+        ("sandybridge", V2 - {"sse2"} | {"aes", "avx", "pclmulqdq", "xsave"}, "x86_64"),
+        ("x86-64-v3", V3 - {"sse2"}, "x86_64"),
+        ("x86-64-v4", V4 - {"sse2"}, "x86_64"),
+        ("armv8-a", {"asimd", "fp"}, "aarch64"),
+    ],
+)
+def test_a_level_is_for_processors_with_all_that_it_needs(
+    tmp_path: Path, name: str, needs: set[str], machine: str
+) -> None:
+    folder = packed(tmp_path / "libraries", (name,))
+    assert choose_prebuilt(folder, processor(needs, machine)) is not None
+    for one in needs:
+        assert choose_prebuilt(folder, processor(needs - {one}, machine)) is None, one
+
+
+@pytest.mark.parametrize(
     ("names", "builder", "given", "name"),
     [
         ((*NAMES, BUILDER), "here", processor(V3), BUILDER),
@@ -105,8 +124,9 @@ def exchange(folder: Path) -> None:
     (folder / "x86-64-v2.so").replace(folder / "x86-64-v3.so")
 
 
-NOT_AS_SAID = "x86-64-v3.so is not what manifest.json says"
-DAMAGED = "manifest.json is damaged"
+NOT_AS_SAID = r"{}/x86-64-v3\.so is not what manifest\.json says \(install the package again\)"
+DAMAGED = r"{}/manifest\.json is damaged \(install the package again\)"
+OTHERS = rf"the libraries of {{}} were made of other C files than those of {prebuilt.FOLDER}"
 
 
 @pytest.mark.parametrize(
@@ -116,11 +136,12 @@ DAMAGED = "manifest.json is damaged"
         ("x86-64-v3.so", flip, NOT_AS_SAID),
         ("x86-64-v3.so", lambda path: os.truncate(path, 0), NOT_AS_SAID),
         ("", exchange, NOT_AS_SAID),
-        ("x86-64-v3.so", Path.unlink, "x86-64-v3.so cannot be read: No such file"),
+        ("x86-64-v3.so", Path.unlink, "{}/x86-64-v3.so cannot be read: No such file or directory"),
         (prebuilt.MANIFEST, Path.unlink, DAMAGED),
         (prebuilt.MANIFEST, cut, DAMAGED),
         (prebuilt.MANIFEST, lambda path: path.write_text("[1]"), DAMAGED),
-        ("", other_sources, "were made of other C files than those of"),
+        (prebuilt.MANIFEST, lambda path: path.write_text("{}"), DAMAGED),
+        ("", other_sources, OTHERS),
     ],
 )
 def test_what_is_not_as_it_was_packed_is_refused_with_a_reason(
@@ -128,7 +149,7 @@ def test_what_is_not_as_it_was_packed_is_refused_with_a_reason(
 ) -> None:
     folder = packed(tmp_path / "libraries", NAMES)
     damage(folder / file)
-    with pytest.raises(cache.NativeError, match=reason):
+    with pytest.raises(cache.NativeError, match=f"^{reason.format(folder)}$"):
         choose_prebuilt(folder, processor(V3))
 
 
@@ -194,11 +215,14 @@ def test_a_refused_one_is_followed_by_the_compiler_and_the_log_says_why(
 
 @native
 def test_one_that_cannot_be_loaded_is_refused(shipped: Path) -> None:
-    shutil.rmtree(shipped)
-    packed(shipped, (NAME,), b"no library", this_processor().kind)
-    told = r"native.so cannot be loaded .*, and no C compiler"
-    with pytest.raises(cache.NativeError, match=told):
-        library.find_kernels(shipped, this_processor())
+    other = (shipped / f"{NAME}.so").read_bytes().replace(b"train_networks", b"train_nothings")
+    for content in (b"no library", other):
+        shutil.rmtree(shipped)
+        packed(shipped, (NAME,), content, this_processor().kind)
+        told = rf"^{shipped}/native\.so cannot be loaded \(delete it to have it built again\): .+, "
+        told += r"and "
+        with pytest.raises(cache.NativeError, match=f"{told}no C compiler"):
+            library.find_kernels(shipped, this_processor())
     # none for this processor is no reason to say anything
     with pytest.raises(cache.NativeError, match=r"^no C compiler"):
         library.find_kernels(shipped, processor(set()))

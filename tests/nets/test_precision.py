@@ -77,9 +77,9 @@ def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_an
     assert hit.weights[GOOD][sick] > 0  # it has come down and trains again
 
 
-def test_a_scale_halves_on_overflow_and_doubles_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "GROWTH_INTERVAL", 3)
+def test_a_scale_halves_on_overflow_and_doubles_later() -> None:
     weights = envs_in(torch.float16).weights
+    weights[GOOD][1:3] = 1997  # updates in a row; after 2000 a scale grows
     scales = LossScales(weights, torch.tensor([1, 2]))
     # Env 1 overflows in the second update, env 2 never does: 65536 / 2 with one good update, and
     # 65536 * 2 with none.
@@ -93,7 +93,7 @@ def test_a_scale_halves_on_overflow_and_doubles_later(monkeypatch: pytest.Monkey
 def test_scales_stay_within_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "GROWTH_INTERVAL", 1)
     weights = envs_in(torch.float16).weights
-    bounds = [precision.LARGEST_SCALE, precision.SMALLEST_SCALE]
+    bounds = [2.0**24, 2.0**-14]
     weights[SCALE][:2] = torch.tensor(bounds)
     scales = LossScales(weights, torch.tensor([0, 1]))
     scales.update_(torch.tensor([True, False]))  # one would grow, one would shrink
@@ -111,11 +111,24 @@ def test_fresh_hosts_start_at_the_first_scale() -> None:
     assert world.weights[GOOD].tolist() == [0, 0]
 
 
+def test_a_gpu_gets_the_16_bits_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = "the GPU has no bfloat16; each env has a loss scale of its own"
+    wanted = {
+        True: (torch.bfloat16, "the GPU computes in it natively"),
+        False: (torch.float16, none),
+    }
+    for native in wanted:
+        have = lambda including_emulation=True, own=native: own or including_emulation  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", have)
+        assert choose_precision("auto", torch.device("cuda")) == wanted[native]
+
+
 def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> None:
     cfg = tiny_settings(3, 2, 5)
     cfg.compute = ComputeConfig(workers=1, precision="bfloat16")
     world = build_world(cfg, CPU)
     assert world.rules.nets.precision == torch.bfloat16
+    assert SCALE not in world.weights
     slots = world.rules.nets.shape.slots
     network = NetworkConfig(hidden=32, features=32)
     policy = RecurrentPolicy(PolicyConfig(network=network), slots, seed=0)
@@ -129,7 +142,9 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
 
 
 def test_a_cpu_stays_with_float32_unless_asked_and_a_resumed_run_with_what_it_had() -> None:
-    assert choose_precision("auto", CPU).dtype == torch.float32
-    assert choose_precision("bfloat16", CPU).name == "bfloat16"
+    why = "fastest on cpu for networks of few channels"
+    assert choose_precision("auto", CPU) == (torch.float32, why)
+    asked = choose_precision("bfloat16", CPU)
+    assert (asked, asked.name) == ((torch.bfloat16, "as compute.precision asks"), "bfloat16")
     names = [field.name for field in fields(ComputeConfig)]
     assert [one for one in names if not may_change(f"compute.{one}")] == ["precision"]

@@ -1,20 +1,33 @@
 """What data sets are, what envs draw of them, and what networks are made of, as it was recorded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from recorded_numbers import assert_recorded, assert_recorded_text, fingerprints
-from tiny_world import CPU
+from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
+from esper_soa.grown.build import plain_parts
 from esper_soa.nets.data import datasets, orders, streams
 from esper_soa.nets.data.batches import BatchSource, Draw, LabelNoise
-from esper_soa.nets.model.blueprints import BLUEPRINTS, SEQUENCE_BLUEPRINTS
+from esper_soa.nets.model.blueprints import (
+    BLUEPRINTS,
+    GATE,
+    SEQUENCE_BLUEPRINTS,
+    gate_table,
+    seed_layers,
+    seed_table,
+)
 from esper_soa.nets.model.flops import TrainingFlop, training_flop
 from esper_soa.nets.model.host import activation_elements, host_shape, initial_hosts
+from esper_soa.nets.model.parts import LayerSpec
+from esper_soa.nets.model.user_parts import task_host, task_slots
+from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.state import ParameterCounts
+from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 ENVS = torch.arange(3)
 SETS = {
@@ -82,13 +95,44 @@ def test_networks_are_made_of_what_was_recorded() -> None:
         blueprints = SEQUENCE_BLUEPRINTS if name == "transformer" else BLUEPRINTS
         shape = host_shape(task, host_slots(task), blueprints)
         rows, statistics = initial_hosts(shape, keys(streams.HOST_INIT), torch.float64)
+        weights = pools.allocate(shape, 3, CPU, torch.float64, "adamw")
+        blends = np.array([[Blend.ADD], [Blend.MULTIPLY], [Blend.GATE]])
+        every = np.ones((3, len(shape.slots)), dtype=bool)
+        born = seeds_where(every, Stage.GERMINATED, Blueprint.ATTENTION, blends, newborn=every)
+        pools.claim_(weights, shape, born, keys(streams.SEED_INIT))
         sizes = shape.parameters.total, shape.products, activation_elements(shape, 99, 4)
         found[name] = {
             "sizes": torch.tensor(sizes),
+            "segments": torch.tensor([[one.products, one.activations] for one in shape.segments]),
             "parameters": rows,
             "statistics": statistics,
+            "born": {name: pool["params"] for name, pool in weights["seeds"].items()},
             "counts": tensors(parameter_table(shape, CPU)),
             "flop": tensors(training_flop(shape, CPU)),
             "slots": torch.tensor([[s.row, s.block, *s.shape, s.depth] for s in shape.slots]),
         }
     assert_recorded("networks", fingerprints(found))
+
+
+def words(layers: Iterable[LayerSpec]) -> str:
+    every = (f"{one.name} {one.kind} {one.arguments}" for one in layers)
+    return "; ".join(every).translate({ord(sign): None for sign in "{}':,"})
+
+
+def test_networks_by_themselves_have_the_layers_that_were_recorded() -> None:
+    """By their names, which those of the weights in a file begin with; and how seeds begin."""
+    own = {name: TaskConfig(host=f"hosts_of_users:{name}") for name in ("refined", "staged")}
+    lines = []
+    for name, task in (HOSTS | own).items():
+        slots = task_slots(task, ["r0c0", "r0c1"])
+        blueprints = SEQUENCE_BLUEPRINTS if name == "transformer" else BLUEPRINTS
+        shape = host_shape(task, slots, blueprints, task_host(task))
+        for part in plain_parts(shape):
+            facts = f"slot {part.slot} {part.residual} {part.counts_batches}"
+            lines.append(f"{name} {part.name} {facts} | {words(part.layers)}")
+    for one in BLUEPRINTS + SEQUENCE_BLUEPRINTS:
+        starts = [list(parameter) for parameter in seed_table(one, 16).parameters]
+        lines.append(f"{one.code} {one.name} | {words(seed_layers(one, 16))} | {starts}")
+    starts = [list(parameter) for parameter in gate_table(16).parameters]
+    lines.append(f"gate | {words([GATE.layer('Squeeze', 16, 1, 16)])} | {starts}")
+    assert_recorded_text("layers", "\n".join(lines))

@@ -57,6 +57,19 @@ def test_seeds_that_do_the_same_run_together_slot_by_slot() -> None:
     assert [group.rows.tolist() for group in found] == [[3], [1, 2], [3]]  # of all envs
 
 
+def test_seeds_that_differ_in_one_fact_alone_do_not_run_together() -> None:
+    stages = np.array([[Stage.BLENDING], [Stage.HOLDING], [Stage.TRAINING], [Stage.BLENDING]])
+    blueprints = np.array([[4], [4], [5], [5]])
+    seeds = seeds_where(np.ones((4, 1)), stages, blueprints, Blend.GATE)
+    found = groups_of(seed_plan(seeds, seeds.running, ()), np.arange(4), CPU)
+    assert sorted((*group[1:3], group.measured) for group in found) == [
+        (4, Blend.GATE, False),
+        (4, Blend.GATE, True),
+        (5, THROUGH, True),
+        (5, Blend.GATE, True),
+    ]
+
+
 def test_a_group_of_the_whole_chunk_names_no_places() -> None:
     (group,) = groups_of(training_plan(active_seeds()), np.array([1]), CPU)
     assert isinstance(group, Group)

@@ -59,6 +59,17 @@ def test_hosts_and_fossils_go_back_where_asked_and_momentum_is_cleared() -> None
     assert firsts(weights, "seeds", "r0c1", "params") == [5.0, 0.0, 0.0]
 
 
+def test_where_nothing_was_snapshotted_there_is_no_fossil() -> None:
+    assert not any(leaf.any() for leaf in filled(10.0)["snapshot"].flatten_keys(".").values())
+
+
+def test_where_no_env_goes_back_nothing_is_written() -> None:
+    weights = filled(10.0)
+    before = [leaf._version for leaf in weights.flatten_keys(".").values()]
+    restore_where_(weights, tiny_shape(), ~ALL, NONE, ~ALL)
+    assert [leaf._version for leaf in weights.flatten_keys(".").values()] == before
+
+
 def test_only_the_chosen_envs_are_snapshotted() -> None:
     weights = filled(10.0)
     shape = tiny_shape()

@@ -41,6 +41,7 @@ def test_codes_asked_for_are_cut_down_to_the_ablated_seeds_and_evaluated_once():
     assert subset_codes((0, 1), (), rows) == (3, 2, 1, 0)
     assert max_rows(7, rows) == 2 * 7 + 3 + 4
     assert max_rows(5, SubsetRows(codes=tuple(range(32)))) == 32
+    assert max_rows(5, SubsetRows(pairs=False)) == 2**4  # of four seeds every subset
 
 
 def test_branch_plan_of_left_out_rows_computes_a_seed_only_for_rows_that_have_it():

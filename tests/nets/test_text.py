@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tiny_world import CPU
@@ -34,7 +36,8 @@ def places(tokens: torch.Tensor, part_start: int) -> torch.Tensor:
 
 def test_the_parts_are_stretches_of_the_text_and_nothing_is_in_two(numbered: text.TextSet) -> None:
     assert numbered.bounds == {"train": (0, 363), "validation": (363, 383), "test": (383, 403)}
-    assert "363 training, 20 validation and 20 test tokens" in numbered.source
+    sizes = "363 training, 20 validation and 20 test tokens."
+    assert str(numbered) == f"numbered: {numbered.source}" == f"numbered: a text: {sizes}"
     for part in text.PARTS:
         start, end = numbered.bounds[part]
         labels = numbered.labels(part)
@@ -92,6 +95,7 @@ def test_held_out_sequences_are_in_order_and_nothing_stands_for_minus_one(
     assert x.shape == (2, 2 * LENGTH)
     assert places(x[0, [0, LENGTH]], 383 % 251).tolist() == [8, 0]
     assert y[1, 0].tolist() == [-1] * LENGTH
+    assert own.first(1).order.tolist() == [[0], [2]]
 
 
 def test_the_embedded_text_is_prose_without_labels_of_verses() -> None:
@@ -102,36 +106,54 @@ def test_the_embedded_text_is_prose_without_labels_of_verses() -> None:
     assert words.startswith("In the beginning God created the heaven and the earth. And the earth")
     assert ":1 " not in words
     assert found.spec == sample_spec(DataConfig(name="text"))
-    assert found.input_spec()["tokenizer"] == "bytes"
+    origin = "Genesis to 2 Kings of the King James Bible, embedded"
+    sizes = "1,359,546 training, 75,530 validation and 75,530 test tokens."
+    assert (found.name, found.source) == ("kjv", f"{origin}: {sizes}")
+
+
+NO_UTF_8 = r": no UTF-8 text \(byte {}\); save it as UTF-8"
+FEW = "of data.context=4: give 100 at least, or lower it"
+NUL = r": no text \(byte {} is NUL\); save it as UTF-8"
 
 
 def own(path: Path, context: int = LENGTH) -> text.TextSet:
     return text.load_text(DataConfig(name="text", root=str(path), context=context))
 
 
+@pytest.mark.filterwarnings("error")
 def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> None:
     words = "Die Sonne tönt nach alter Weise. " * 20
     (tmp_path / "b.txt").write_text(words)
     (tmp_path / "a.txt").write_text("Prolog im Himmel. ")
-    (tmp_path / "notes.md").write_text("not this")
+    (tmp_path / "notes.txt.md").write_text("not this")
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "z.txt").write_text("Zueignung. ")
     file = own(tmp_path / "b.txt")
     assert bytes(file.tokens.tolist()).decode() == words
+    assert isinstance(text.read_bytes([tmp_path / "b.txt"]), np.memmap)
+    sizes = "612 training, 34 validation and 34 test tokens."
+    assert str(file) == f"b.txt: {tmp_path}/b.txt (data.root): {sizes}"
     folder = own(tmp_path)
-    assert bytes(folder.tokens.tolist()).decode() == "Prolog im Himmel. " + words
+    assert bytes(folder.tokens.tolist()).decode() == "Zueignung. Prolog im Himmel. " + words
     assert DataConfig(root=str(tmp_path / "b.txt")).is_text  # data.name=auto
     assert len({file.identity, folder.identity, own(tmp_path / "b.txt", 5).identity}) == 3
+    (tmp_path / "b.txt").write_text("abcd" * 25)
+    assert len(own(tmp_path / "b.txt").tokens) == 100  # no fewer will do
+    (tmp_path / "b.txt").write_bytes(b"\0")
+    with pytest.raises(DataError, match=rf"^{tmp_path}/b\.txt: no text \(byte 0 is NUL\); save it"):
+        own(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "no text in it"),
-        (b"abc " * 8, r"32 tokens .* sequences of data.context=4: give 100 at least, or lower it$"),
-        (b"abc " * 50 + b"\xff\xfe" + b"abc " * 50, r"no UTF-8 text \(byte 200\)"),
-        (b"abc " * 50 + "ö".encode()[:1], r"no UTF-8 text \(byte 200\)"),
-        (("abc " * 50).encode("utf-16"), r"no UTF-8 text \(byte 0\)"),
-        (b"abc " * 50 + b"\0" + b"abc " * 50, r"no text \(byte 200 is NUL\)"),
-        (("abc " * 50).encode("utf-16-le"), r"no text \(byte 1 is NUL\); save it as UTF-8"),
+        (b"", ": no text in it"),
+        (b"abc" * 33, r" \(data.root\): 99 tokens are too few for sequences " + FEW),
+        (b"abc " * 50 + b"\xff\xfe" + b"abc " * 50, NO_UTF_8.format(200)),
+        (b"abc " * 50 + "ö".encode()[:1], NO_UTF_8.format(200)),
+        (("abc " * 50).encode("utf-16"), NO_UTF_8.format(0)),
+        (b"abc " * 50 + b"\0" + b"abc " * 50, NUL.format(200)),
+        (("abc " * 50).encode("utf-16-le"), NUL.format(1)),
     ],
 )
 def test_text_that_cannot_be_used_is_refused_in_a_sentence(
@@ -141,7 +163,7 @@ def test_text_that_cannot_be_used_is_refused_in_a_sentence(
     file.write_bytes(content)
     for piece in (text.PIECE, 7):  # also where a letter lies across two reads
         monkeypatch.setattr(text, "PIECE", piece)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=f"^{file}{told}$"):
             own(file)
 
 
@@ -152,12 +174,18 @@ def test_what_is_no_text_file_is_refused_without_waiting_for_it(tmp_path: Path) 
         folder.mkdir()
     os.mkfifo(folders[1] / "pipe.txt")
     (folders[2] / "gone.txt").symlink_to("nothing.txt")
-    for name in ("pipe.txt", "missing.txt", "empty", "pipes/pipe.txt", "links/gone.txt"):
-        folder = Path(name).parent
-        with pytest.raises(DataError, match=name):
-            own(tmp_path / (name if folder == Path() else folder))
-    with pytest.raises(DataError, match=r"without \.txt files"):
-        own(tmp_path / "empty")
+    (tmp_path / "memory.txt").symlink_to("/proc/self/mem")
+    only = "no file; only files can be read as text"
+    for name, told in {
+        "pipe.txt": f"data.root={tmp_path}/pipe.txt: no file or folder of text",
+        "missing.txt": f"data.root={tmp_path}/missing.txt: no file or folder of text",
+        "memory.txt": rf"{tmp_path}/memory.txt: cannot be read \(Input/output error\)",
+        "empty": rf"data.root={tmp_path}/empty: a folder without \.txt files",
+        "pipes": f"{tmp_path}/pipes/pipe.txt: {only}",
+        "links": f"{tmp_path}/links/gone.txt: {only}",
+    }.items():
+        with pytest.raises(DataError, match=f"^{told}$"):
+            own(tmp_path / name)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads all files")
@@ -200,6 +228,7 @@ def test_letters_across_two_reads_are_whole(
     assert len(own(file).tokens) == 40 * 9
 
 
+@pytest.mark.filterwarnings("error")
 def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +239,8 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    special = {"single": "! $A", "special_tokens": [("!", 0)]}
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(**special)
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=300,
         show_progress=False,
@@ -222,6 +253,8 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
         name="text", root=str(tmp_path / "own.txt"), context=LENGTH, tokenizer=str(file)
     )
     monkeypatch.setattr(tokens, "PIECE", 100)
+    first, _ = tokens.encode(text.read_bytes([tmp_path / "own.txt"]), str(file))
+    assert isinstance(first, np.memmap)  # though it has just been made
     found = text.load_text(cfg)
     assert found.tokens.dtype == torch.int32
     assert tokenizer.decode(found.tokens.tolist()) == words
@@ -232,11 +265,22 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
     assert kept.stat().st_ino == before
     kept.write_bytes(kept.read_bytes()[:50])  # cut: made anew
     assert text.load_text(cfg).identity == found.identity
-    with pytest.raises(
-        SettingError,
-        match="data.tokenizer=.*own.txt: .* a tokenizer.json, or the name of a tokenizer that",
-    ):
-        text.load_text(replace(cfg, tokenizer=str(tmp_path / "own.txt")))
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.save(str(file))
+    for content in (words, 2 * words):
+        (tmp_path / "own.txt").write_text(content)
+        assert tokenizer.decode(text.load_text(cfg).tokens.tolist()) == content.lower()
+    told = r"must be bytes, a tokenizer\.json, or the name of a tokenizer that the hub has\. \w.*"
+    with pytest.raises(SettingError, match=rf"^data\.tokenizer={cfg.root}: {told}\.$"):
+        text.load_text(replace(cfg, tokenizer=cfg.root))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1}))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(file))
+    told = f"^data.tokenizer={file}: gives the text no tokens, or some beyond the 1 that it knows"
+    for words in ("a", " "):
+        (tmp_path / "own.txt").write_text(words)
+        with pytest.raises(DataError, match=f"{told}; take another one$"):
+            text.load_text(cfg)
 
 
 def test_what_needs_the_extra_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -247,5 +291,28 @@ def test_what_needs_the_extra_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path
         (DataConfig(name="text", tokenizer="gpt2"), "data.tokenizer=gpt2 needs tokenizers"),
         (DataConfig(name="tinystories"), "data.name=tinystories needs datasets"),
     ):
-        with pytest.raises(DataError, match=rf"{setting}: pip install 'esper-soa\[text\]'"):
+        with pytest.raises(DataError, match=rf"^{setting}: pip install 'esper-soa\[text\]'$"):
             text.load_text(cfg)
+
+
+def test_stories_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+
+    def load_dataset(name: str, split: str) -> dict[str, list[str]]:
+        asked.append((name, split))
+        if len(asked) == 1:
+            raise ConnectionError("no\nway")
+        return {"text": [" One.\n", "Zwölf. " * 40]}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    cfg = DataConfig(name="tinystories", context=LENGTH)
+    told = r"roneneldan/TinyStories cannot be had from the internet \(no\\nway\)"
+    with pytest.raises(DataError, match=f"^data.name=tinystories: {told}$"):
+        text.load_text(cfg)
+    for _ in range(2):
+        found = text.load_text(cfg)
+        content = bytes(found.tokens.tolist()).decode()
+        assert content == f"One.\n\n{('Zwölf. ' * 40).strip()}\n\n"
+        assert str(found).startswith("tinystories: TinyStories (Eldan and Li 2023): ")
+    assert asked == [("roneneldan/TinyStories", "train")] * 2

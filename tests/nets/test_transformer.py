@@ -19,7 +19,6 @@ from esper_soa.nets import sequences
 from esper_soa.nets.data import streams
 from esper_soa.nets.engine import EngineChoice, NetsConfig
 from esper_soa.nets.engines.cpu.sequences import (
-    MOST_TABLE,
     NativeHead,
     NativeLayers,
     NativeSeed,
@@ -38,6 +37,7 @@ from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
 from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.model.sequence_parts import Dense
+from esper_soa.nets.model.transformer import dropout_of
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
@@ -129,9 +129,12 @@ def test_all_blueprints_and_blends_train_as_plain_modules_in_a_loop(case) -> Non
     report = TorchEngine().train_(nets, weights, alpha, active, feed, BATCHES)
     for env, net in enumerate(networks):
         momentum: dict[str, Tensor] = {}
-        losses = [
-            plain_step(net, tokens[:, :-1], tokens[:, 1:], momentum) for tokens in feed.tokens
-        ]
+        losses = []
+        hits = 0
+        for x, y in zip(feed.tokens[..., :-1], feed.tokens[..., 1:], strict=True):
+            hits += int((net(x).argmax(-1) == y).sum())
+            losses.append(plain_step(net, x, y, momentum))
+        assert float(report.accuracy[env]) == pytest.approx(100 * hits / (BATCHES * BATCH * LENGTH))
         torch.testing.assert_close(
             float(report.loss[env]), sum(losses) / BATCHES, rtol=1e-10, atol=0
         )
@@ -195,15 +198,12 @@ def test_the_kernels_have_all_layers_and_blueprints_but_the_norm() -> None:
     for own, plain in zip(shape.blueprints, SHAPE.blueprints, strict=True):
         assert seed_table(own, 8).parameters == seed_table(plain, 8).parameters
     assert shape.parameters == SHAPE.parameters
-    large = replace(TASK, num_classes=MOST_TABLE // SIZES.width + 1)
+    full, large = (replace(TASK, num_classes=2**18 // SIZES.width + more) for more in (0, 1))
     drops = replace(TASK, transformer=replace(SIZES, dropout=0.1))
-    for task in (large, drops):
+    for task, kinds in ((full, set()), (large, {"tied_head"}), (drops, {"transformer_layers"})):
         plain = host_shape(task, host_slots(task))
         kept = set(plain.segments) & set(native_shape(plain).segments)
-        assert {one.kind for one in kept} == {
-            "embedding",
-            "tied_head" if task is large else "transformer_layers",
-        }
+        assert {one.kind for one in kept} == {"embedding"} | kinds
 
 
 @pytest.mark.parametrize(
@@ -387,6 +387,22 @@ def test_attention_with_dropout_sees_no_later_position_either() -> None:
     expected = sequences.causal_attention(rows, 2, LENGTH)
     torch.testing.assert_close(sequences.causal_attention(rows, 2, LENGTH, ones), expected)
     assert not torch.allclose(sequences.causal_attention(rows, 2, LENGTH, ones.tril(-1)), expected)
+
+
+def test_the_memory_of_a_loss_is_that_of_its_logits_and_gradients() -> None:
+    """Logits with their logarithms, and the gradient of the embeddings twice."""
+    head = SHAPE.segments[-1]
+    sizes = 2 * BATCH * LENGTH * TOKENS, 2 * TOKENS * SIZES.width
+    assert head.loss_bytes(2, BATCH) == 8 * sizes[0] + 8 * sizes[1]
+    assert replace(head, most=100).loss_bytes(2, BATCH) == 8 * 100 + 8 * sizes[1]
+    assert head.most == SIZES.logits_mib * 2**20 // 8
+    assert SHAPE.segments[1].activations == LENGTH * 16 * SIZES.width  # without dropout
+
+
+def test_dropout_leaves_numbers_in_their_format() -> None:
+    run = Forward(None, 1, torch.float32, lambda: torch.tensor([1]))
+    rows = torch.ones(1, BATCH * LENGTH, 4, dtype=torch.bfloat16)
+    assert dropout_of(run, 0.5)(rows, 0).dtype == torch.bfloat16
 
 
 def test_the_loss_of_validation_is_that_of_the_row_asked_for() -> None:

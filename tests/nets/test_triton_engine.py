@@ -31,7 +31,7 @@ from esper_soa.env.step import StepData, initial_state
 from esper_soa.env.world import World
 from esper_soa.nets.choose import ENGINES, choose_engine
 from esper_soa.nets.data.images import cut_batch, training_crops
-from esper_soa.nets.engine import Engine, Sizes, TrainReport, ValidationReport
+from esper_soa.nets.engine import Engine, EngineChoice, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.gradients import TINY
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
@@ -326,13 +326,18 @@ def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_p
 
 def test_what_an_engine_keeps_must_find_room_beside_the_rest_of_the_run() -> None:
     given = trial_of(replace(tiny_settings(3, 3, 4), compute=ComputeConfig(workers=1)), DEVICE)
+    given = given._replace(sizes=given.sizes._replace(num_envs=2**20))
     kept = GpuEngine().persistent_bytes(given.nets, given.sizes, DEVICE)
-    assert isinstance(choose_engine("triton", given._replace(room=lambda: kept)), GpuEngine)
-    tight = given._replace(room=lambda: kept - 1)
-    told = (
-        r"its steps keep 0\.\d GiB, and 0\.\d GiB are free beside the rest of the run: lower envs"
-    )
-    assert re.match(told, ENGINES["triton"].obstacle(tight))
+    assert kept > 10 * 2**30
+    engine = choose_engine("triton", given._replace(room=lambda: kept))
+    assert isinstance(engine, GpuEngine)
+    reason = "triton (compute.engine=triton)"
+    assert engine.chosen == EngineChoice(False, reason, name="triton")
+    for room, left in ((kept - 1, f"{kept / 2**30:.1f}"), (-(2**30), "0.0")):
+        assert ENGINES["triton"].obstacle(given._replace(room=lambda own=room: own)) == (
+            f"its steps keep {kept / 2**30:.1f} GiB, and {left} GiB are free beside the rest of "
+            "the run: lower envs, batch_size or task.base_channels"
+        )
 
 
 RULES = {

@@ -2,6 +2,8 @@
 mixtures of everything.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from nets import gpu_mixtures
@@ -18,13 +20,14 @@ from nets.gpu_mixtures import (
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.model.host import HostShape
+from esper_soa.config.nets import TaskConfig
+from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-from esper_soa.nets.engines.gpu import slots
+from esper_soa.nets.engines.gpu import blocks, slots
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 ROUNDING = 2e-4 * APPROXIMATE
@@ -173,3 +176,14 @@ def test_a_broken_or_sleeping_seed_touches_no_other_network() -> None:
         assert torch.equal(ours[[0, 2, 3, 4]], theirs[[0, 2, 3, 4]])
     assert not found.rows[2:4].any()  # asleep, frozen
     assert found.rows[4].any()
+
+
+def test_parts_of_sums_and_programs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They decide how sums are rounded, and what lies in the caches."""
+    assert [slots.num_splits(batch) for batch in (1, 8, 9, 1000)] == [1, 1, 2, 16]
+    shape = host_shape(TaskConfig(), ())  # of images of 1024 pixels
+    assert [blocks.num_splits(batch, shape) for batch in (1, 5, 1000)] == [1, 5, 32]
+    assert slots.num_programs(torch.device("cpu")) == 2
+    ten = SimpleNamespace(multi_processor_count=10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: ten)
+    assert slots.num_programs(torch.device("cuda")) == 40

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import esper_soa
 from esper_soa.config import registry
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import TaskConfig, sort_slots
+from esper_soa.config.nets import SEQUENCES, VECTORS, TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
 from esper_soa.nets.data import streams
@@ -28,8 +29,15 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.model.parts import Conv
 from esper_soa.nets.model.user_module import UserModule
-from esper_soa.nets.model.user_parts import architecture_of, task_blueprints, task_shape
+from esper_soa.nets.model.user_parts import (
+    architecture_of,
+    blueprint_findings,
+    task_blueprints,
+    task_shape,
+    tensor_findings,
+)
 from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
 from esper_soa.training.build import build_rules
@@ -162,6 +170,8 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
 # --- faults, told while building
 
 
+FITS = r"can stand in the slots\. (blueprint \w+: |with 2 channels of 32x32 pixels )?"
+BEFORE = f"(module:name of a module that can be |a blueprint that ({FITS})?)?"
 FAULTS = {
     "nowhere:twice": (
         r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
@@ -217,9 +227,71 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_blueprint_that_cannot_grow_is_refused_while_building(name: str) -> None:
     reference = f"{HERE}:{name}" if name.isidentifier() else name
-    told = rf"^task.blueprints={reference}: must be .*{FAULTS[name]}\.$"
+    told = rf"^task.blueprints={reference}: must be {BEFORE}{FAULTS[name]}\.$"
     with pytest.raises(SettingError, match=told):
         task_shape(TaskConfig(blueprints=["norm", reference], base_channels=2), ["r0c0"])
+
+
+def test_a_blueprint_is_tried_in_every_shape_of_slot() -> None:
+    every = (
+        r"^task.blueprints=parts_of_users:shrinking: must be a blueprint that can stand in the "
+        r"slots\. with 2 channels of 32x32 pixels its output is of shape \[2, 2, 30, 30\], not "
+        r"\[2, 2, 32, 32\]; with 4 channels of 16x16 pixels its output is of shape "
+        r"\[2, 4, 14, 14\], not \[2, 4, 16, 16\]\.$"
+    )
+    with pytest.raises(SettingError, match=every):
+        task_shape(TaskConfig(blueprints=own("shrinking"), base_channels=2), ["r0c1", "r0c0"])
+
+
+class Muddle(nn.Module):
+    """All faults at once that do not keep it from a first pass."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, 1).double()
+        self.conv.more = nn.Identity()  # type: ignore[assignment]
+        self.conv.more.share, self.conv.more.scale = self.conv.weight, torch.ones(1)  # type: ignore[assignment]
+        self.conv.more.shift = torch.zeros(1)  # type: ignore[assignment]
+        self.conv.whole = nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False)
+        self.conv.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.double() + torch.rand(1))[..., 1:].requires_grad_()
+
+
+def test_all_faults_of_a_module_are_told_at_once() -> None:
+    def findings(make: Callable[[int], object], topology: str, *shape: int) -> list[str]:
+        part = UserModule(make, topology)  # type: ignore[arg-type]
+        return blueprint_findings(Architecture(13, "own", (part,), residual=False), shape)
+
+    before = torch.get_rng_state()
+    assert findings(Muddle, SEQUENCES, 2, 5) == [
+        f"with 2 channels of 5 positions {fault}"
+        for fault in (
+            "its parameters conv.weight, conv.whole, conv.more.share want no gradient, but all are "
+            "trained",
+            "its parameters conv.whole are no floating-point numbers",
+            "two of its parameters are one, which rows of weights cannot say",
+            "it keeps tensors that are no parameters or buffers (scale, shift), which all networks "
+            "would share",
+            "it draws random numbers (as Dropout does), which would not be those of an env's own "
+            "stream: leave it out",
+            "its output is of shape [2, 2, 4], not [2, 2, 5]",
+            "its output is of torch.float64, not torch.float32",
+            "its output has a gradient, and nobody learns from it",
+        )
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert findings(lambda channels: 3, VECTORS, 2) == [
+        "with 2 channels it gives a int, not an nn.Module"
+    ]
+    whole = torch.zeros(2, 1, dtype=torch.int64, device="meta")
+    assert tensor_findings("it", whole, [1, 2], None, CPU) == [
+        "it is of shape [2, 1], not [1, 2]",
+        "it is of torch.int64, not of floating-point numbers",
+        "it is on meta, not on cpu",
+    ]
+    assert tensor_findings("it", 3, [], None, CPU) == ["it is a int, not a tensor"]
 
 
 def test_a_module_that_is_there_needs_no_other_place(
@@ -248,6 +320,10 @@ def test_a_name_of_other_signs_is_refused_where_it_is_given() -> None:
     told = "^blueprint 'two words': its name must be of at most 60 letters, digits, '_' and '-'$"
     with pytest.raises(ValueError, match=told):
         registry.blueprint("two words")
+    registry.blueprint("n" * 60)
+    with pytest.raises(ValueError, match="^blueprint 'n{61}': its name must be"):
+        registry.blueprint("n" * 61)
+    assert registry.is_reference("a.b.c:name")
 
 
 def test_the_mark_of_an_agent_and_the_package_of_that_name_are_one_to_users() -> None:
@@ -270,12 +346,45 @@ def test_what_is_marked_is_what_it_was_and_what_derives_from_it_is_not_marked() 
     assert registry.marked_name(registry.BLUEPRINT, Grouped) == "grouped"
     assert registry.marked_name(registry.BLUEPRINT, Derived) is None
     assert registry.marked_name(registry.REWARD, Grouped) is None
+    told = "<built-in function len> is not marked by @esper_soa.layer, so no file can name it"
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        registry.reference_to(registry.LAYER, len)
+    assert registry.num_required(lambda one, /, other=1, *, third: one) == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(ZeroDivisionError, AssertionError, AttributeError, KeyError, NameError),
+        *(RuntimeError, TypeError, ValueError),
+    ],
+)
+def test_what_a_users_code_raises_is_a_finding_in_one_line(fault: type[Exception]) -> None:
+    found: list[str] = []
+    with registry.collect_faults(found):
+        raise fault("two\nlines")
+    told = f"it raises {fault.__name__}: {{0}}two\\nlines{{0}}"
+    assert found in ([told.format("")], [told.format("'")])
+
+
+def test_faults_are_told_once_each_and_a_module_without_parts_as_such() -> None:
+    with (
+        pytest.raises(SettingError, match=r"^host=a:b: must be a host\. one; two\.$"),
+        registry.raise_faults("host", "a:b", "a host") as faults,
+    ):
+        faults += ["one", "two", "one"]
+    with pytest.raises(SettingError) as raised:
+        registry.find(registry.AGENT, "json:mine", "control")
+    told = 'an agent that json registers (none). @esper_soa.agent("mine") above a function or class'
+    assert str(raised.value) == f"control=json:mine: must be {told} there registers it."
 
 
 def test_a_module_among_other_parts_is_refused() -> None:
     with pytest.raises(ValueError, match="blueprint both: a module must be its only part"):
         Architecture(13, "both", (UserModule(Grouped), UserModule(Grouped)))
     assert architecture_of(perceptron, "perceptron", 13) == PERCEPTRON
+    with pytest.raises(ValueError, match="^blueprint listed: it gives .*, no tuple of parts"):
+        architecture_of(lambda: [Conv()], "listed", 13)
 
 
 # --- what reports and policies make of them

@@ -5,18 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hosts_of_users import SLOTS, Counting, Staged, plain
+from hosts_of_users import SLOTS, Counting, Head, Staged, plain
 from lanes import some_of
 from tiny_world import CPU, assert_alone, random_round, tiny_settings
 from torch import Tensor, nn
 
+from esper_soa import host
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import TaskConfig
+from esper_soa.config.nets import MAX_CHANNELS, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.data import streams
+from esper_soa.nets.model.conv import ConvBlock
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import (
+    HostChain,
     HostShape,
     evaluate_forward,
     fold_batch_norm,
@@ -24,7 +27,8 @@ from esper_soa.nets.model.host import (
     train_loss,
 )
 from esper_soa.nets.model.user_module import Factory
-from esper_soa.nets.model.user_parts import task_shape, task_slots
+from esper_soa.nets.model.user_parts import host_findings, task_shape, task_slots
+from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
@@ -185,8 +189,9 @@ def test_slots_stand_behind_the_segments_that_give_features() -> None:
         "refined": "r0c0 8 32, r0c1 8 16, r0c2 12 16, r0c3 12 8, r1c0 8 16, r1c2 12 8",
         "staged": "r0c0 6 16, r0c1 6 8, r0c2 10 8",
         "plain": "r0c0 3 8, r0c1 4 8, r0c2 4 8",
+        "brief": "r0c0 4 32",
     }
-    last = {"uneven": 3, "refined": 3, "staged": 2, "plain": 3}
+    last = {"uneven": 3, "refined": 3, "staged": 2, "plain": 3, "brief": 1}
     for name, wanted in every.items():
         names = [slot.split()[0] for slot in wanted.split(", ")]
         found = task_slots(task(name), names[::-1])
@@ -303,6 +308,8 @@ def test_the_kernels_in_c_leave_other_segments_and_say_so(name: str, segments: s
 # --- faults, told while building
 
 
+MADE = r"blueprint of a residual segment: |host \w+: "
+BEFORE = rf"(module:name of a module that can be |a host that can be trained\. ({MADE})?)?"
 FAULTS = {
     "nowhere:mine": (
         r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
@@ -343,7 +350,7 @@ FAULTS = {
         r"none of its segments but the last gives features \[B, C, H, H\], in which a seed "
         r"could stand"
     ),
-    "taken": "its segment r0c1 has the name of another part of a grown network",
+    "taken": "its segments r0c1, input have names of other parts of a grown network",
     "weightless": r"it has no parameters; its last segment 2 gives \[B, 48\], not logits \[B, 10\]",
     "tied": "two of its parameters are one, which rows of weights cannot say",
     "frozen": "its parameters 0.weight, 0.bias want no gradient, but all are trained",
@@ -366,9 +373,62 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_host_that_cannot_be_trained_is_refused_while_building(name: str) -> None:
     reference = f"{HERE}:{name}" if name.isidentifier() else name
-    told = rf"^task.host={reference}: must be .*{FAULTS[name]}\.$"
+    told = rf"^task.host={reference}: must be {BEFORE}{FAULTS[name]}\.$"
     with pytest.raises(SettingError, match=told):
         task_shape(TaskConfig(host=reference), ["r0c0"])
+
+
+class Reader(nn.Conv2d):
+    """Reads a number in eval mode, which has no one value for several networks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return super().forward(x) + (0.0 if self.training else float(x.mean()))
+        except RuntimeError as error:
+            raise ValueError("no\nnumber") from error
+
+
+class Rounded(Head):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).long()
+
+
+def test_what_is_wrong_with_a_chain_is_told_at_once() -> None:
+    def repeated(classes: int) -> nn.Module:
+        relu = nn.ReLU()
+        relu.register_buffer("one", torch.zeros(1), persistent=False)
+        relu.register_buffer("two", torch.zeros(1), persistent=False)
+        return nn.Sequential(nn.Conv2d(3, 4, 1), relu, relu, Head(4, classes + 1))
+
+    found = host_findings(UserHost(repeated, 5), 5)
+    assert found == (
+        "two of its segments are one, which rows of weights cannot say",
+        "its buffers 1.one, 1.two are not persistent, so that grown networks would lack them",
+        "its last segment 3 gives [B, 6], not logits [B, 5]",
+    )
+    mode = "for several networks in eval mode"
+    for segments, fault in (
+        ((Reader(3, 4, 1), Head(4, 5)), f"0 raises ValueError {mode}: no\\nnumber"),
+        ((nn.Conv2d(3, 4, 1), Rounded(4, 5)), "1 gives torch.int64, no floating-point numbers"),
+    ):
+        make = host("own")(lambda classes, own=segments: nn.Sequential(*own))
+        assert host_findings(UserHost(make, 5), 5) == (f"its segment {fault}",)
+    blocks = HostChain((ConvBlock(8), ConvBlock(8)), 10)
+    assert host_findings(blocks, 7) == ("it has 10 classes, not task.num_classes=7",)
+
+
+def test_a_block_has_numbers_within_bounds() -> None:
+    assert ConvBlock(MAX_CHANNELS) == ConvBlock(MAX_CHANNELS, kernel=3, pool=False)
+    for channels in (0, MAX_CHANNELS + 1):
+        told = rf"^a block of {channels} channels: must be in \[1, {MAX_CHANNELS}\]$"
+        with pytest.raises(ValueError, match=told):
+            ConvBlock(channels)
+    for kernel in (-1, 33):
+        told = rf"^a block with a kernel of {kernel} pixels: must be odd and in \[1, 31\]$"
+        with pytest.raises(ValueError, match=told):
+            ConvBlock(8, kernel)
+    small = HostChain((*[ConvBlock(2, pool=True)] * 5, ConvBlock(2)), 10)  # the last of one pixel
+    assert small.segments({})[-1].input_shape == (2, 1, 1)
 
 
 def test_a_control_that_widens_hosts_is_refused() -> None:

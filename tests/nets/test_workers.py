@@ -8,12 +8,19 @@ import threading
 import time
 import traceback
 
+import numpy as np
 import pytest
 import torch
 from loop_world import Setting, StackedEnvs
 from tensordict import TensorDict
+from tiny_world import CPU, seeds_where, tiny_settings
+from torch import Tensor
 
+from esper_soa.config.settings import ComputeConfig
+from esper_soa.nets.data.images import ImageCrops, TrainingImages
 from esper_soa.nets.workers import Call, PieceCancelled, run_pieces
+from esper_soa.training.build import build_world
+from esper_soa.vocabulary import Blend, Stage
 
 
 def test_results_come_in_the_order_of_the_pieces() -> None:
@@ -78,6 +85,47 @@ def test_an_interrupt_gives_the_pieces_up() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended == [True, True]
+
+
+class Failing:
+    """Batches of a feed: the first env has none, the other one takes its time."""
+
+    def __init__(self, feed: TrainingImages) -> None:
+        self.feed = feed
+        self.draw = feed.draw
+        self.begun = threading.Event()
+        self.taken = 0
+
+    def take(self, envs: Tensor) -> None:
+        if 0 in envs:
+            self.begun.wait(60)
+            raise ValueError("no batch")
+        self.begun.set()
+        self.taken += 1
+        time.sleep(0.001)
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        self.take(envs)
+        return self.feed.batch(envs, 0)
+
+    def crops(self, envs: Tensor, index: int, count: int) -> ImageCrops:
+        self.take(envs)
+        return self.feed.crops(envs, 0, count)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_training_ends_behind_a_batch_where_another_chunk_fails(engine: str) -> None:
+    cfg = tiny_settings(2, 1, 2)
+    cfg.compute = ComputeConfig(workers=2, env_chunk=1, engine=engine)
+    world = build_world(cfg, CPU)
+    none = seeds_where(np.zeros((2, 1)), Stage.EMPTY, 0, Blend.ADD)
+    feed = Failing(world.work(0).training)
+    alpha = torch.zeros(2, 1, dtype=torch.float64)
+    given = world.rules.nets, world.weights, alpha, none, feed
+    with pytest.raises(ValueError, match="no batch"):
+        world.rules.engine.train_(*given, 2000)
+    assert 0 < feed.taken < 2000
 
 
 def played(workers: int, dtype: torch.dtype) -> StackedEnvs:

@@ -27,7 +27,8 @@ def table(recorded, players):
 @pytest.mark.parametrize("players", [2, 3])
 def test_pair_interactions_of_whole_tables(players):
     recorded = load("shapley")
-    ours = pair_interactions(*table(recorded, players))
+    subset, accuracy, _ = table(recorded, players)
+    ours = pair_interactions(subset, accuracy, players)
     pairs = [(0, 1), (0, 2), (1, 2)][: 1 if players == 2 else 3]
     ours = torch.stack([ours[:, i, j] for i, j in pairs], dim=1)
     torch.testing.assert_close(
@@ -39,7 +40,7 @@ def test_pair_interaction_of_four_accuracies():
     recorded = load("shapley")
     accuracy = torch.from_numpy(recorded["pair_in"])  # both, first, second, none
     subset = torch.tensor([3, 1, 2, 0]).expand(len(accuracy), 4)
-    ours = pair_interactions(subset, accuracy, torch.ones(len(accuracy), 2, dtype=torch.bool))
+    ours = pair_interactions(subset, accuracy, 2)
     expected = torch.from_numpy(recorded["pair_interaction"])
     torch.testing.assert_close(ours[:, 0, 1], expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ours[:, 1, 0], expected, rtol=1e-9, atol=1e-9)

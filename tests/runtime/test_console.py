@@ -12,9 +12,16 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
-from esper_soa.runtime.console import SafeStream, null_stream, safe_stream
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.session import quiet_warnings, session
+from esper_soa.config.errors import UserError
+from esper_soa.runtime.console import (
+    SafeStream,
+    ending_with_status,
+    null_stream,
+    parser,
+    safe_stream,
+)
+from esper_soa.runtime.files import IncompleteError
+from esper_soa.training.session import quiet_warnings
 
 TOLD = (
     "accuracy, mean over hosts (%)",
@@ -47,14 +54,6 @@ def logged(folder: Path) -> list[str]:
     return [
         re.sub(r"^\S+ \S+ ", "", line) for line in (folder / "log.txt").read_text().splitlines()
     ]
-
-
-def test_the_log_has_the_error_that_ended_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="of the program"), session(RunFolder(tmp_path)):
-        raise ValueError("of the program")
-    log = (tmp_path / "log.txt").read_text()
-    assert " DEBUG ended by an error\nTraceback (most recent call last):\n" in log
-    assert log.endswith("\nValueError: of the program\n")
 
 
 def test_what_is_said_after_the_reader_is_gone_stands_in_the_log(tmp_path: Path) -> None:
@@ -214,7 +213,9 @@ class Broken(io.StringIO):
 
 def test_a_stream_that_is_lost_is_no_terminal_and_keeps_its_first_reason() -> None:
     stream = SafeStream(Broken())
-    assert (stream.isatty(), stream.lost) == (True, "")
+    assert (stream.isatty(), stream.lost, stream.encoding) == (True, "", "utf-8")
+    own = SafeStream(sys.__stdout__)
+    assert (own.writable(), own.fileno()) == (True, sys.__stdout__.fileno())
     assert stream.write("text") == 4
     stream.flush()
     assert (stream.isatty(), stream.lost) == (False, "gone")
@@ -224,3 +225,48 @@ def test_a_stream_that_is_lost_is_no_terminal_and_keeps_its_first_reason() -> No
     assert safe_stream(flushed) is flushed
     assert safe_stream(None).lost == "it was closed before the start"
     assert null_stream().lost == ""
+
+
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (UserError("a=1: must be 2"), 2, "a=1: must be 2"),
+        (IncompleteError("a is not written"), 1, "a is not written"),
+        (OSError(28, FULL, "a"), 1, f"a: cannot be written ({FULL})"),
+    ],
+)
+def test_a_command_that_fails_ends_with_one_line_and_a_status(
+    error: Exception, status: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end, ending_with_status():
+        raise error
+    assert (end.value.code, capsys.readouterr()) == (status, ("", f"error: {told}\n"))
+
+
+def test_output_that_nobody_wants_is_no_failure_and_output_that_is_lost_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for reason in ("", "it was closed before the start", "Broken pipe"):
+        monkeypatch.setattr(sys, "stdout", null_stream(reason))
+        with ending_with_status():
+            print("something")
+    monkeypatch.setattr(sys, "stdout", null_stream(FULL))
+    with pytest.raises(SystemExit) as end, ending_with_status():
+        print("something")
+    told = f"error: standard output could not be written ({FULL})\n"
+    assert (end.value.code, capsys.readouterr().err) == (1, told)
+
+
+def test_the_help_of_a_command_is_shown_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    files = "FILE  the file,\n      or a folder"
+    words = parser("esper-look FILE", "Look at a file.", files)
+    options = "options:\n  -h, --help  show this help message and exit\n"
+    usage = "usage: esper-look FILE\n"
+    assert words.format_help() == f"{usage}\nLook at a file.\n\n{options}\n{files}\n"
+    with pytest.raises(SystemExit):
+        words.parse_args(["file"])
+    told = f"{usage}esper-look: error: unrecognized arguments: file\n"
+    assert capsys.readouterr().err == told

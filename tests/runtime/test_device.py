@@ -1,6 +1,8 @@
 """From settings to a device and a layout of the work."""
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +25,7 @@ from esper_soa.runtime.device import (
     choose_layout,
     choose_workers,
     device_name,
+    keep_freed_memory,
     layout_in_words,
     product_threads,
     resolve_device,
@@ -57,12 +60,19 @@ def test_cuda_without_cuda_is_refused_with_the_reason(
         assert str(caught.value) == f"device={setting}: must be auto or cpu here. {reason}"
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(GPUS == 0, reason="needs a GPU")
-def test_cuda_gets_its_index_and_a_missing_index_is_refused() -> None:
-    assert resolve_device("cuda") == GPU
-    with pytest.raises(SettingError, match=f"device=cuda:{GPUS}: must be below cuda:{GPUS}"):
-        resolve_device(f"cuda:{GPUS}")
+def test_cuda_gets_its_index_and_a_missing_index_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    asked = [("auto", 0), ("auto", 2), ("cuda", 0), ("cuda", 2), ("cuda:1", 2)]
+    found = [str(resolve_device(setting, place)) for setting, place in asked]
+    assert found == ["cuda:0", "cuda:2", "cuda:0", "cuda:2", "cuda:1"]
+    assert resolve_device("cpu", 2) == CPU
+    with pytest.raises(SettingError) as caught:
+        resolve_device("cuda:3")
+    told = "device=cuda:3: must be below cuda:3. This machine shows 3 CUDA device(s)."
+    assert str(caught.value) == told
 
 
 @pytest.mark.parametrize("setting", ["gpu", "cuda:", "cuda:x", "tpu:0"])
@@ -152,8 +162,10 @@ def test_one_operation_has_one_thread_or_as_many_as_asked_for() -> None:
 def test_large_products_have_all_cores_where_threads_sleep_while_they_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runtime_device, "usable_cores", lambda: 3)
+    monkeypatch.setattr(runtime_device, "usable_cores", lambda: 30)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert product_threads(0, CPU) == 8
+    monkeypatch.setattr(runtime_device, "usable_cores", lambda: 3)
     found = [product_threads(setting, device) for setting, device in ((0, CPU), (2, CPU), (0, GPU))]
     assert found == [3, 1, 1]
     monkeypatch.delenv("OMP_WAIT_POLICY")
@@ -176,17 +188,19 @@ def test_a_command_has_threads_sleep_unless_the_user_says_otherwise(said: str) -
 
 
 @pytest.mark.parametrize(
-    ("device", "workers", "words"),
+    ("device", "workers", "chunk", "words"),
     [
-        (CPU, 2, "2 workers, each of one thread, train 3 envs at a time"),
-        (CPU, 1, "1 worker trains 3 envs at a time"),
-        (GPU, 1, "trains 3 envs at a time, one such chunk after the other"),
+        (CPU, 2, 3, "2 workers, each of one thread, train 3 envs at a time (5 usable cores), "),
+        (CPU, 1, 1, "1 worker trains 1 env at a time (5 usable cores), "),
+        (GPU, 1, 3, "trains 3 envs at a time, one such chunk after the other"),
     ],
 )
 def test_the_log_says_how_the_envs_are_shared_out(
-    device: torch.device, workers: int, words: str
+    device: torch.device, workers: int, chunk: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert words in layout_in_words(device, workers, 3)
+    monkeypatch.setattr(runtime_device, "usable_cores", lambda: 5)
+    threads_text = "1 thread for policy and env state" if device == CPU else ""
+    assert layout_in_words(device, workers, chunk) == words + threads_text
 
 
 @pytest.mark.parametrize("kind", ["cuda", "meta"])
@@ -246,8 +260,42 @@ def test_the_layout_bounds_the_largest_tensor_of_training_and_of_validation(
     assert choose_layout(cfg, shape, CPU) == (5, 16, 2, torch.float32)
 
 
-def test_a_device_is_named_with_workers_threads_and_precision() -> None:
+def test_a_device_is_named_with_workers_threads_and_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with threads(2):
         assert device_name(CPU, 1, torch.bfloat16).endswith(", 1 worker, 2 threads, bfloat16)")
-    with threads(1):
-        assert device_name(CPU, 3).endswith(", 3 workers, 1 thread, float32)")
+    assert torch.get_num_threads() == 1
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv")
+    assert device_name(CPU, 3) == "cpu (riscv, 3 workers, 1 thread, float32)"
+    monkeypatch.setattr(platform, "processor", lambda: "Vector 1")
+    assert device_name(CPU, 3) == "cpu (Vector 1, 3 workers, 1 thread, float32)"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"H{device.index}")
+    assert device_name(torch.device("cuda", 2)) == "cuda:2 (H2, float32)"
+
+
+def test_freed_memory_is_kept_where_glibc_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    obeys = True
+
+    class Library:
+        """The C library of this process."""
+
+        @staticmethod
+        def mallopt(option: int, value: int) -> int:
+            told.append((option, value))
+            return int(obeys)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    assert keep_freed_memory(CPU)
+    # M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX of malloc.h
+    assert told == [(-4, 0), (-1, 2**31 - 1), (-8, 1)]
+    obeys = False
+    assert not keep_freed_memory(CPU)
+    del told[:]
+    assert not keep_freed_memory(GPU)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert not keep_freed_memory(CPU)
+    assert told == []

@@ -4,6 +4,8 @@ it.
 A limit on the size of files, set in a process of its own, fails writes as a full disk does.
 """
 
+import os
+import stat
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -76,13 +78,19 @@ except OSError as error:
 
 
 def test_lines_are_appended_to_those_that_are_there_and_no_line_makes_no_file(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
     for number in (1, 2):
         with closing(LineFile(tmp_path / "lines")) as file:
-            file.write(f"line {number}")
+            file.write(f"line {number}", "\udcff")
             file.sync()
-    assert (tmp_path / "lines").read_text() == "line 1\nline 2\n"
+    assert (tmp_path / "lines").read_text() == "line 1\n\\udcff\nline 2\n\\udcff\n"
+    assert synced == [14, 28]
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "lines").stat().st_mode) == 0o666 & ~mask
     with closing(LineFile(tmp_path / "none")) as file:
         file.sync()
     assert not (tmp_path / "none").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper_soa.runtime.files import LineFile
-from esper_soa.runtime.json_lines import json_line, keep_rounds
+from esper_soa.runtime.json_lines import json_line, keep_rounds, write_json
 
 
 def strict(line: str) -> object:
@@ -42,6 +42,14 @@ def test_what_json_cannot_hold_becomes_null_and_is_named() -> None:
         "rewards": [0.0, None],
         "non_finite": ["loss=nan", "heads.op=inf", "rewards[1]=-inf"],
     }
+
+
+def test_a_file_of_json_is_indented_and_holds_no_nan(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"reward": math.nan, "seeds": {"pruned": 2}})
+    assert (tmp_path / "a.json").read_text() == (
+        '{\n  "reward": null,\n  "seeds": {\n    "pruned": 2\n  },\n'
+        '  "non_finite": [\n    "reward=nan"\n  ]\n}\n'
+    )
 
 
 def test_a_value_that_is_no_plain_number_is_refused_by_name() -> None:

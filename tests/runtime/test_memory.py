@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from program import finished
+from tiny_world import tiny_rules
 from torch import Tensor
 
 from esper_soa.agent.objective import Batch, coefficients, total_loss
@@ -29,7 +30,12 @@ from esper_soa.nets.seeds.pools import allocate
 from esper_soa.nets.seeds.snapshot import add_snapshot_
 from esper_soa.runtime import memory
 from esper_soa.runtime.memory import (
+    BUILT,
     GIB,
+    LEARNED,
+    MIB,
+    PASSED,
+    UPDATED,
     Need,
     at_once,
     check_room,
@@ -65,33 +71,68 @@ def test_every_part_is_counted_by_hand() -> None:
     cfg.policy.ppo.minibatches = 2
     host = 3 * 6418
     row = 512 * (23 + 2 * 64)  # of the policy's first layer, and so many numbers in four gates
-    native = {
+    width = "task.base_channels", "task.kernel_size"
+    batch = "batch_size", "compute.env_chunk", "task.base_channels"
+    nets = "compute.workers", "compute.env_chunk", *width
+    drawn = "data.synthetic_train", "data.synthetic_test"
+    sizes_of_policy = ("hidden", "layers", "features", "slot_features")
+    policy = tuple(f"policy.network.{name}" for name in sizes_of_policy)
+    lasting = {
         # weights, snapshot and momentum, statistics twice
-        "weights": 4 * (3 * (host + 3 * (1265 + 4817)) + 3 * 2 * 112),
-        "activations of the batches in training": 4 * 2 * 4 * (3072 + 14336),
-        "losses": 0,
-        "drawing the weights of the hosts": (16 + 4) * host,
-        "the order of the images": 3 * (8 * 8 + 4 * 100),
-        "drawing the synthetic images": 0,
-        "the images": 100 * (3072 + 2 * 4800) + 30 * 2 * 3072,
-        "the boosts of seeds that help each other": 4 * 3 * 5,
-        "the rollout": 5 * 3 * (4 * (23 + 2 * 31) + 8 * (2 + 12)),
-        "the policy": 4 * 4 * (row + 8 * 512**2),
-        # of the 2 envs of the larger minibatch
-        "activations of the update": 4 * 5 * 2 * ((3 + 20 + 12) * 512 + 2 * (3 * 64 + 256)),
+        Need("weights", 4 * (3 * (host + 3 * (1265 + 4817)) + 3 * 2 * 112), ("envs", *width)),
+        Need("losses", 0, batch, PASSED),
+        Need("drawing the weights of the hosts", (16 + 4) * host, ("envs", *width), BUILT),
+        Need("the order of the images", 3 * (8 * 8 + 4 * 100), ("train_samples", "envs")),
+        Need("drawing the synthetic images", 0, drawn, BUILT),
+        Need("the images", 100 * (3072 + 2 * 4800) + 30 * 2 * 3072, ("data.root",)),
+        Need("the boosts of seeds that help each other", 4 * 3 * 5, ("steps", "envs", "slots")),
+        Need("the rollout", 5 * 3 * (4 * (23 + 2 * 31) + 8 * (2 + 12)), ("steps", "envs")),
+        Need("the policy", 4 * 4 * (row + 8 * 512**2), policy),
+        Need(
+            "activations of the update",  # of the 2 envs of the larger minibatch
+            4 * 5 * 2 * ((3 + 20 + 12) * 512 + 2 * (3 * 64 + 256)),
+            ("steps", "envs", *policy),
+            LEARNED,
+        ),
     }
-    together = {
-        "activations of the batches in training": 4 * 3 * 4 * (3072 + 14336),
-        "networks in training": 2 * 4 * host,
-        "gradients of the hosts": 3 * 4 * host,
-    }
-    for asked, found in (
-        (replace(cfg, compute=replace(compute, engine="auto")), native),
-        (cfg, native | together),
+
+    def activations(networks: int) -> Need:
+        numbers = networks * 4 * (3072 + 14336)
+        return Need("activations of the batches in training", 4 * numbers, batch, PASSED)
+
+    copies = {Need("networks in training", 2 * 4 * host, nets, at) for at in (PASSED, UPDATED)}
+    copies.add(Need("gradients of the hosts", 3 * 4 * host, nets, UPDATED))
+    on_gpu = replace(compute, workers=1, env_chunk=3)
+    for asked, device, found in (
+        (replace(compute, engine="auto"), CPU, {activations(2)}),
+        (compute, CPU, {activations(3), *copies}),
+        (on_gpu, torch.device("meta"), {activations(3)}),
     ):
-        samples = SampleCount(100, 30)
-        assert {one.what: one.size for one in needs(asked, CPU, samples)} == found
+        parts = needs(replace(cfg, compute=asked), device, SampleCount(100, 30))
+        assert {*parts} == lasting | found
     assert "the policy" not in sizes(replace(cfg, policy=PolicyConfig(name="wait")))
+
+
+def test_of_many_hosts_so_many_numbers_are_drawn_at_once() -> None:
+    many = sizes(TrainConfig(envs=1000))["drawing the weights of the hosts"]
+    assert many == 16 * 2**18 + 4 * 1000 * 6418
+
+
+def test_what_the_log_says_of_memory_and_what_engines_may_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [Need("rows", 5 * MIB, ()), Need("weights", 2 * GIB, ())]
+    parts += [Need(during, 7 * MIB, (), during) for during in (PASSED, UPDATED)]
+    parts.append(Need("drawing", 2 * MIB, (), BUILT))
+    monkeypatch.setattr(memory, "needs", lambda *_: parts)
+    rules = tiny_rules(2, 4)
+    told = "at least 2,060 MiB on cpu (2,048 MiB of it for weights); "
+    for free, rest in ((None, "what is free is not known"), (10 * GIB, "10.0 GiB are free")):
+        monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
+        assert memory.plan_in_words(TrainConfig(), CPU, rules) == told + rest
+    assert memory.room_for_steps(TrainConfig(), CPU, 2) == 3 * GIB - 7 * MIB
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    assert memory.room_for_steps(TrainConfig(), CPU) is None
 
 
 MEMINFO = "MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 8 kB\n"
@@ -107,16 +148,33 @@ V1 = {"memory/memory.limit_in_bytes": "4500", "memory/memory.usage_in_bytes": "1
         (MEMINFO, V1, 3500),
         (MEMINFO, V2 | {"memory.max": "max\n"}, 8192),
         (MEMINFO, V2 | {"memory.max": "90000\n"}, 8192),
+        (MEMINFO, {"memory.max": "5000"}, 8192),
         ("", V2, 4000),
         ("", {}, None),
     ],
 )
 def test_the_machine_or_its_container_says_what_is_free(
-    monkeypatch: pytest.MonkeyPatch, meminfo: str, groups: dict[str, str], free: int | None
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    meminfo: str,
+    groups: dict[str, str],
+    free: int | None,
 ) -> None:
-    texts = {"/proc/meminfo": meminfo} | {f"/sys/fs/cgroup/{name}": groups[name] for name in groups}
-    monkeypatch.setattr(memory, "_text", lambda path: texts.get(str(path), ""))
+    (tmp_path / "memory").mkdir()
+    for name, text in (groups | {"meminfo": meminfo} if meminfo else groups).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     assert free_memory(CPU) == free
+
+
+def test_of_a_gpu_what_the_process_keeps_in_its_cache_is_free_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = {"mem_get_info": (100, 999), "memory_reserved": 30, "memory_allocated": 7}
+    for name, number in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, number=number: number)
+    assert free_memory(torch.device("cuda", 1)) == 100 + 30 - 7
 
 
 def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
@@ -172,6 +230,11 @@ def test_the_policy_is_counted_by_the_width_and_the_number_of_its_slots() -> Non
     # mean and largest of 64 numbers more enter a layer of 512; parameters, gradients and two
     # moments
     assert wide["the policy"] - one["the policy"] == 4 * 4 * 512 * 2 * 64
+    shown = with_network(["r0c0"])
+    shown.reward.rent_weight = "[1,2]"
+    shown.policy.observe = ["reward.rent_weight"]
+    assert sizes(shown)["the policy"] - one["the policy"] == 4 * 4 * 512
+    assert sizes(shown)["the rollout"] - one["the rollout"] == 8 * 8 * 4
 
 
 def test_samples_and_their_order_are_counted_unless_it_is_looked_up_or_split() -> None:
@@ -184,6 +247,7 @@ def test_samples_and_their_order_are_counted_unless_it_is_looked_up_or_split() -
         (cfg, MAX_STORED // 4, drawn + 4 * MAX_STORED),
         (cfg, MAX_STORED // 4 + 1, drawn),
         (split, 1000, drawn),
+        (replace(cfg, data=DataConfig("[fashion32,synthetic]")), 1000, drawn + 4 * 2 * 1000),
     ):
         found = {need.what: need.size for need in needs(asked, CPU, SampleCount(train, 300))}
         assert found["the order of the images"] == order
@@ -211,25 +275,16 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
         check_room(fits, CPU, processes=2)
 
 
-MANY = DataConfig(name="synthetic", synthetic_train=1_000_000, synthetic_test=1_000_000)
-WIDE = TaskConfig(base_channels=4096, num_blocks=2, num_pools=2, kernel_size=31)
 SIZES = TransformerConfig(width=8192, layers=960, segments=1)
 TEXT = TaskConfig(host="transformer", blueprints=["norm"], transformer=SIZES, num_classes=50_257)
 MANY_TOKENS = replace(TEXT, transformer=TransformerConfig(segments=1, logits_mib=65_536))
 READS = {"data": DataConfig(name="text"), "slots": ["r0c0"], "envs": 4}
-DEEP = PolicyConfig(network=NetworkConfig(hidden=16384, layers=32))
 
 
 @pytest.mark.parametrize(
     ("changed", "setting"),
     [
         ({"envs": 2**20, "steps": 1}, "envs=1048576"),
-        ({"batch_size": 1_000_000, "train_samples": 1_000_000, "envs": 64}, "batch_size=1000000"),
-        ({"steps": 1_000_000, "envs": 4096}, "steps=1000000"),
-        ({"train_samples": 32 * 10**7, "envs": 1024}, "train_samples=320000000"),
-        ({"task": WIDE, "envs": 1, "slots": ["r0c0"]}, "task.base_channels=4096"),
-        ({"policy": DEEP}, "policy.network.hidden=16384"),
-        ({"data": MANY}, "data.synthetic_train=1000000"),
         ({"task": TEXT, **READS, "envs": 1}, "task.transformer.width=8192"),
         (
             {"task": MANY_TOKENS, **READS, "batch_size": 4096, "train_samples": 4096},
@@ -296,6 +351,7 @@ def test_losses_are_counted_by_the_head_within_their_budget() -> None:
     assert sizes(cfg)["losses"] == 2**20 + 2 * table
     assert sizes(replace(cfg, batch_size=2))["losses"] == 8 * 2 * 64 * 1000 + 2 * table
     assert sizes(TrainConfig())["losses"] == 0
+    assert "gradients of the hosts" in sizes(cfg)  # which no native kernels train in place
 
 
 def test_what_passes_is_counted_once() -> None:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,16 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, contents, finished, lines, started, wait_until
 
+from esper_soa.config.errors import UserError
 from esper_soa.runtime.console import ending_with_status
-from esper_soa.runtime.signals import Interrupted, collect_signals, import_guard, stop_at_once
+from esper_soa.runtime.signals import (
+    Interrupted,
+    Requests,
+    collect_signals,
+    import_guard,
+    stop_at_once,
+    torch_import_guard,
+)
 
 LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "control=none", "telemetry.progress=off"]
 STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
@@ -93,24 +102,16 @@ def test_a_library_that_a_signal_cuts_short_may_raise_what_it_likes(
 
 
 @pytest.mark.parametrize(("number", "status"), STOPS)
-def test_set_up_ends_at_once_with_one_line_and_the_status_of_the_signal(
-    number: int, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as stop, stop_at_once():
-        send(number)
-    assert stop.value.code == status
-    assert capsys.readouterr().err == f"stopped by {signal.Signals(number).name}\n"
-    assert signal.getsignal(number) is before
-
-
-@pytest.mark.parametrize(("number", "status"), STOPS)
 def test_a_command_ends_at_once_with_one_line_and_the_status_of_the_signal(
     number: int, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    passed_over = handled(number, lambda *_: None)
-    with passed_over, pytest.raises(SystemExit) as stop, ending_with_status():
-        send(number)
+    def pass_over(*_: object) -> None:
+        """What another program does."""
+
+    with handled(number, pass_over):
+        with pytest.raises(SystemExit) as stop, ending_with_status():
+            send(number)
+        assert signal.getsignal(number) is pass_over
     assert stop.value.code == status
     assert capsys.readouterr().err == f"stopped by {signal.Signals(number).name}\n"
 
@@ -184,6 +185,50 @@ def test_modules_are_loaded_without_a_search_for_garbage_which_stays_as_it_was(
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
+
+
+AMID = """
+import os, sys
+from esper_soa.runtime.signals import import_guard
+try:
+    with import_guard():
+        try:
+            os.kill(os.getpid(), int(sys.argv[1]))
+        except BaseException:
+            print("it goes on")
+finally:
+    print("cleaned up")
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_amid_an_import_a_signal_ends_the_process_whatever_a_module_catches(
+    number: int, status: int
+) -> None:
+    asked = [sys.executable, "-c", AMID, str(int(number))]
+    done = warm.run(asked, capture_output=True, text=True, timeout=PATIENCE)
+    told = f"stopped by {signal.Signals(number).name}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", told)
+
+
+def test_torch_that_has_no_room_for_its_files_is_a_mistake_with_a_remedy() -> None:
+    with pytest.raises(UserError) as caught, torch_import_guard():
+        raise OSError(28, "No space left on device")
+    problem = "torch cannot be loaded ([Errno 28] No space left on device)"
+    assert str(caught.value) == f"{problem}. TMPDIR=<folder> names one for its files"
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    found: list[Requests] = []
+
+    def work() -> None:
+        with collect_signals() as requests:
+            found.append(requests)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [(requests.before, requests.waiting()) for requests in found] == [({}, [])]
 
 
 LAUNCHER = """

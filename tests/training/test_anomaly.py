@@ -68,9 +68,13 @@ def test_a_message_names_value_limit_setting_and_remedy() -> None:
     watch = Watch(AnomalyConfig(max_value_loss=2.0, patience=1))
     found = watch.look(HEALTHY | {"value_loss": 2.5})
     (message,) = found.values()
-    told = "value_loss is 2.5, above 2 (telemetry.anomaly.max_value_loss). "
-    assert message.startswith(told)
-    assert "lower policy.ppo.value_coef" in message
+    assert message == (
+        "value_loss is 2.5, above 2 (telemetry.anomaly.max_value_loss). Normal in the first "
+        "updates; later, lower policy.ppo.value_coef or look for outliers in reward."
+    )
+    found = Watch(AnomalyConfig()).look(HEALTHY | {"ratio_min": 1 / 17})
+    told = "ratio_min is 0.0588, below 0.1 (telemetry.anomaly.min_ratio). "
+    assert found["ratio_collapse"].startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,7 @@ def test_entropy_collapses_at_the_third_low_update_in_a_row_and_ends_well_above_
     assert watch.active == ["entropy_collapse/op"]
     names(watch, entropy__op=0.121)
     assert watch.active == []
+    assert watch.explored == ["op"]
 
 
 def test_gradient_drift_is_measured_from_the_mean_before_the_update() -> None:
@@ -140,6 +145,8 @@ def test_a_norm_that_is_not_finite_leaves_the_mean_alone_and_a_growing_one_moves
     assert watch.gradient_mean == 1.0
     names(watch, gradient_norm=11.0)
     assert watch.gradient_mean == pytest.approx(2.0)
+    still = Watch(AnomalyConfig())
+    assert [names(still, gradient_norm=0.0) for _ in range(4)] == [[]] * 4
 
 
 def test_a_streak_is_broken_by_one_healthy_update() -> None:
@@ -153,19 +160,30 @@ def test_an_update_without_a_step_is_told_and_leaves_the_gradient_mean_alone() -
     watch = Watch(AnomalyConfig())
     names(watch)
     lost = {"steps": 0.0, "not_finite_steps": 4.0, "value_loss": math.nan, "gradient_norm": 0.0}
-    assert names(watch, **lost) == ["skipped_update"]
+    none = "no gradient step was taken"
+    again = "If it happens again, lower policy.ppo.lr."
+    told = {"skipped_update": f"{none}: no gradient was finite. {again}"}
+    assert watch.look(HEALTHY | lost) == told
     assert watch.gradient_mean == 1.0
+    far = {"steps": 0.0, "value_loss": 1.0}
+    told = {"skipped_update": f"{none}: the policy moved too far before the first. {again}"}
+    assert Watch(AnomalyConfig()).look(far) == told
 
 
 def test_numbers_that_are_not_finite_are_named() -> None:
-    found = Watch(AnomalyConfig()).look(
-        HEALTHY | {"value_loss": math.inf, "q_loss": math.nan, "loss": math.nan}
+    many = dict.fromkeys(("value_loss", "q_loss", "loss", "a", "b", "c"), math.nan)
+    remedy = (
+        "is not finite. Look at reward and val_loss of this round in metrics.jsonl; if they are "
+        "sound, lower policy.ppo.lr."
     )
-    assert next(iter(found)) == "not_finite"
-    assert found["not_finite"] == (
-        "value_loss, q_loss, loss is not finite. Look at reward and val_loss of this round in "
-        "metrics.jsonl; if they are sound, lower policy.ppo.lr."
-    )
+    for changed, what in (
+        (many, "value_loss, q_loss, loss, a, b"),
+        ({"value_loss": math.inf}, "value_loss"),
+        ({"not_finite_steps": 2.0}, "the gradient of 2 step(s)"),
+    ):
+        found = Watch(AnomalyConfig()).look(HEALTHY | changed)
+        assert found["not_finite"] == f"{what} {remedy}"
+        assert next(iter(found)) == "not_finite"
 
 
 def test_what_is_not_reported_or_not_in_use_or_switched_off_is_not_judged() -> None:
@@ -195,6 +213,6 @@ def test_a_table_without_a_head_is_refused() -> None:
 def test_an_anomaly_is_told_with_the_round_counted_from_1(tmp_path: Path) -> None:
     watched = TelemetryConfig(progress="off", anomaly=AnomalyConfig(max_ratio=0.5))
     fresh(settings(rounds=1, telemetry=watched), tmp_path)
-    assert "round 1  ratio_explosion: ratio_max is " in (tmp_path / "log.txt").read_text()
+    assert " WARNING round 1  ratio_explosion: ratio_max is " in (tmp_path / "log.txt").read_text()
     (line,) = records(tmp_path / "metrics.jsonl")
     assert "ratio_explosion" in line["anomalies"]

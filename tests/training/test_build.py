@@ -96,13 +96,23 @@ def test_kernels_are_waited_for_where_the_settings_insist(
     monkeypatch.setattr(build, "unsupported", lambda rules: "")
     monkeypatch.setattr(build, "keep_compiled", lambda: "kept")
     monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append((0, 0, False)))
+    monkeypatch.setattr(torch, "compile", lambda kernel, **how: (kernel, how))
     cfg = settings(rounds=3, compute=ComputeConfig(compile=setting))
-    reason = build.build_kernels(cfg, build_rules(cfg, CPU), 2).reason
+    *kernels, reason = build.build_kernels(cfg, build_rules(cfg, CPU), 2)[:3]
     if setting == "auto":
         assert (reason, asked) == ("none", [(2, 27, False)])
     else:  # what jobs before it compiled is forgotten
         assert (reason, asked[0]) == ("compiled (compute.compile=on); kept", (2, 27, True))
         assert asked[1:] == [(0, 0, False)]
+        whole = {"fullgraph": True, "dynamic": False}
+        assert kernels == [(kernel, whole) for kernel in EAGER[:2]]
+
+
+def test_what_compiling_saves_is_weighed_by_all_envs_of_the_run() -> None:
+    cfg = settings(rounds=3)
+    weighed = "compiling takes about 70 s and saves less than 1 s in 27 env-steps of 4 envs"
+    kernels = build.build_kernels(cfg, build_rules(cfg, CPU), 2)  # of this rank
+    assert kernels == EAGER._replace(reason=f"not compiled: {weighed}")
 
 
 def test_only_the_blueprints_of_the_task_are_allowed() -> None:
@@ -166,8 +176,9 @@ def test_a_world_needs_room_for_samples_that_it_loads_and_beside_other_ranks(
 def test_a_world_takes_its_device_before_anything_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[torch.device] = []
     monkeypatch.setattr(build, "take_device", taken.append)
+    monkeypatch.setattr(build, "keep_freed_memory", taken.append)
     monkeypatch.setattr(
         build, "build_rules", lambda *_: pytest.fail("not yet") if not taken else build_rules(*_)
     )
     build.build_world(settings(), torch.device("cpu"))
-    assert taken == [torch.device("cpu")]
+    assert taken == [torch.device("cpu")] * 2

@@ -61,6 +61,10 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> No
         find_damage(tmp_path / "none") == f"checkpoint {tmp_path / 'none'}: there is no such file"
     )
     assert find_damage(Path("/dev/zero")) == "checkpoint /dev/zero: not a file"
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    reason = "Too many levels of symbolic links"
+    assert find_damage(loop) == f"checkpoint {loop}: cannot be read ({reason})"
 
 
 def test_another_version_is_refused_by_number(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import NetworkConfig, PPOConfig
-from esper_soa.config.env import GovernorConfig
+from esper_soa.config.env import EarlyStopConfig, GovernorConfig, RewardConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.step import StepResult, look
 from esper_soa.env.world import World
@@ -24,7 +25,7 @@ from esper_soa.state import Action, Decision, EnvState, View
 from esper_soa.training import collect
 from esper_soa.training.build import build_world
 from esper_soa.training.callbacks import Facts, Recorder
-from esper_soa.training.collect import EpisodeRunner, Player, Round
+from esper_soa.training.collect import EpisodeRunner, Player, Round, play_round
 from esper_soa.training.metrics import PendingCopy
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
@@ -208,6 +209,32 @@ def test_the_value_after_the_last_env_step_is_that_of_the_state_then_with_the_me
         values = policy.value_head(x).squeeze(-1)
     torch.testing.assert_close(rollout.rows.value, values[:-1], rtol=0, atol=1e-5)
     torch.testing.assert_close(rollout.bootstrap, values[-1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("ending", ["terminated", "truncated"])
+def test_rows_memory_and_value_of_an_episode_that_ends_early_stay_as_it_ended(
+    ending: str, learner: Learner
+) -> None:
+    def rollout_of(lengths: list[int]) -> Rollout:
+        early = EarlyStopConfig(length=str(lengths))
+        cfg = replace(settings(), governor=GovernorConfig(), early_stop=early)
+        world = build_world(replace(cfg, reward=RewardConfig(episode_end=ending)), CPU)
+        shown = io.StringIO()
+        progress = Progress(ENVS * STEPS, Console(file=shown), "plain", interval=1e9)
+        _, rollout = play_round(world, Player(learner.policy, learner), Round(0, progress))
+        assert rollout is not None
+        # a line at the end, which comes with the last env-step that is played
+        assert shown.getvalue().startswith(f"  {sum(lengths)}/{sum(lengths)} env-steps")
+        return rollout
+
+    lengths = [3, STEPS, 7]
+    found = rollout_of(lengths)
+    for env, length in enumerate(lengths):
+        played = [step < length for step in range(STEPS)]
+        assert found.rows.valid[:, env].tolist() == played
+        cut = [step == length - 1 and ending == "truncated" for step in range(STEPS)]
+        assert found.rows.truncated[:, env].tolist() == cut
+    assert found.bootstrap[0] == rollout_of([3, 3, 3]).bootstrap[0]
 
 
 def test_every_env_step_is_played_with_its_own_noise(played: Witnessed, world: World) -> None:

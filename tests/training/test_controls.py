@@ -118,6 +118,7 @@ def test_static_large_is_a_plain_host_of_the_mean_size_of_the_grown_ones(
     width = min(range(8, 14), key=lambda width: abs(host(width) - mean))
     assert large.parameters == [host(width)] * 2
     assert width == 10
+    assert large.topology.blueprint.shape == (2, 1)  # one slot, in which nothing grows
     wide = build_world(
         replace(CFG, task=replace(CFG.task, base_channels=width)), CPU, seed=2**31 + 5
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import user_files
 from equal_runs import assert_equal_runs, settings
 from tiny_runs import evaluate, fresh, records, resumed
 
@@ -16,8 +17,8 @@ from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_yaml
 from esper_soa.env.world import World
 from esper_soa.lab.report import run_tables
 from esper_soa.lab.report.run_files import read_run
-from esper_soa.nets.data.datasets import SampleCount, count_samples, load_samples
-from esper_soa.nets.data.image_set import sets_of
+from esper_soa.nets.data.datasets import SampleCount, count_samples, load_images, load_samples
+from esper_soa.nets.data.image_set import join_sets, sets_of
 from esper_soa.nets.data.images import cut_batch
 from esper_soa.runtime.memory import needs
 from esper_soa.training.build import build_world
@@ -87,6 +88,13 @@ def test_a_list_of_one_set_is_that_set(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
+def test_sets_together_tell_of_each(tmp_path: Path) -> None:
+    own = DataConfig(root=str(user_files.write(tmp_path / "m.npz")))
+    one, other = (load_images(cfg, CPU) for cfg in (DataConfig("synthetic"), own))
+    both = join_sets([one, other])
+    assert (both.source, both.notes) == (f"{one.source} {other.source}", other.notes)
+
+
 def test_a_set_that_is_there_twice_is_kept_once() -> None:
     twice = load_samples(DataConfig("[synthetic,fashion32,synthetic]"), CPU)
     once = load_samples(DataConfig(BOTH), CPU)
@@ -98,7 +106,7 @@ def test_records_name_the_set_of_each_env(whole: Path) -> None:
     lines = records(whole / "episodes.jsonl")
     assert [line["settings"][DATA_NAME] for line in lines[:3]] == [*NAMES, "synthetic"]
     log = (whole / "log.txt").read_text()
-    assert "data     synthetic images" in log
+    assert log.count("INFO data     synthetic images") == 1
     assert "data     fashion32, the embedded" in log
     assert f"{DATA_NAME}=fashion32" in log
     assert "each on all test images of its data set" in log

@@ -15,19 +15,25 @@ from esper_soa.training.trainer import finish_run, start_run, train_rounds
 
 
 def played(folder: Path, after_round: Callable[[], object]) -> None:
-    """A run of three rounds; `after_round` is called once, after the first."""
+    """A run of three rounds, the second of which is the best; after it `after_round` is called."""
+    (folder / "config.yaml").touch()
     with session(RunFolder(folder)) as within:
         run = start_run(within, settings(), None)
         with closing(run):
             for done in train_rounds(run):
-                if done == 1:
+                if done == 2:
                     after_round()
             finish_run(run)
 
 
 @pytest.mark.parametrize(
     "names",
-    [("metrics.jsonl", "episodes.jsonl"), ("log.txt",), ("versions.json", "telemetry", "networks")],
+    [
+        ("metrics.jsonl", "episodes.jsonl"),
+        ("log.txt",),
+        ("versions.json", "telemetry", "networks"),
+        ("config.yaml", "best.pt"),
+    ],
 )
 def test_files_that_were_deleted_are_named_and_the_run_fails_at_its_end(
     tmp_path: Path, names: tuple[str, ...]
@@ -52,7 +58,7 @@ def test_a_run_stops_where_its_lock_was_deleted(tmp_path: Path) -> None:
         match=r"^/.*: \.lock was deleted, so another run may enter; this run stops$",
     ):
         played(tmp_path, (tmp_path / ".lock").unlink)
-    assert len(records(tmp_path / "metrics.jsonl")) == 1
+    assert len(records(tmp_path / "metrics.jsonl")) == 2
 
 
 def test_processes_of_one_run_share_its_lock_and_it_outlives_the_first(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from equal_runs import CPU, settings
-from program import finished
+from program import contents, finished
 from recording_agent import Witnessed, witnessed_round
-from tiny_runs import evaluate, fresh
+from tiny_runs import evaluate, fresh, log_of
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
@@ -28,6 +29,7 @@ from esper_soa.config.settings import (
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_samples
+from esper_soa.runtime.files import IncompleteError
 from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import (
     Scores,
@@ -158,9 +160,25 @@ def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
 
 def test_progress_counts_the_env_steps_of_all_policies(evaluated: RunFolder) -> None:
     every = 3 * EPISODES * ENVS * STEPS
-    told = [one for one in evaluated.log.read_text().splitlines() if " env-steps  left " in one]
+    told = [one for one in log_of(evaluated.path) if " env-steps  left " in one]
     assert all(f"/{every} env-steps" in one for one in told)
     assert f"ppo  {every}/{every} env-steps" in told[-1]
+
+
+def test_an_evaluation_tells_policy_data_and_its_table(evaluated: RunFolder, trained: Path) -> None:
+    told = [one for one in log_of(evaluated.path) if " env-steps  left " not in one]
+    table = (evaluated.path / "evaluation.txt").read_text().splitlines()
+    source = load_samples(TRAINED.data, CPU).source
+    assert told == [
+        f"INFO policy   {RunFolder(trained).checkpoint(1)}, after 1 rounds",
+        f"INFO data     {source}",
+        *(f"DEBUG {line}" for line in table),
+        f"INFO files    {evaluated.path}",
+    ]
+    amount = "2 episodes of 2 envs and 6 env-steps, means with 95% t intervals"
+    assert table[0] == f"tiny on synthetic: {amount}"
+    mine, its = (json.loads(one.versions.read_text()) for one in (evaluated, RunFolder(trained)))
+    assert mine == its
 
 
 def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict, trained: Path) -> None:
@@ -256,15 +274,15 @@ def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None
 
     both = {"wait": scores(0.0), "ppo": scores(0.5)}
     verdicts = judge(both, asked(Path("x")))
-    told = [" ".join(line.split()) for line in as_text(verdict_table(verdicts)).splitlines()]
     # standard error 1, t of one degree of freedom 12.706; equal differences have no bounds
-    assert told == [
-        "policy test (%) validation (%) parameters test - rent reward test - rent, less wait",
-        told[1],
-        "wait 11.00 [-1.71, 23.71] 21.00 [8.29, 33.71] 31 [18, 44] 41.00 [28.29, 53.71] "
-        "+51.00 [+38.29, +63.71]",
-        "ppo 11.50 [-1.21, 24.21] 21.50 [8.79, 34.21] 32 [19, 44] 41.50 [28.79, 54.21] "
-        "+51.50 [+38.79, +64.21] +0.50",
+    titles = "  policy               test (%)        validation (%)    parameters"
+    assert as_text(verdict_table(verdicts)).splitlines() == [
+        f"{titles}            test - rent                    reward   test - rent, less wait",
+        " " + "─" * 141,
+        "  wait     11.00 [-1.71, 23.71]   21.00 [8.29, 33.71]   31 [18, 44]   41.00 [28.29, 53.71]"
+        "   +51.00 [+38.29, +63.71]",
+        "  ppo      11.50 [-1.21, 24.21]   21.50 [8.79, 34.21]   32 [19, 44]   41.50 [28.79, 54.21]"
+        f"   +51.50 [+38.79, +64.21]{'+0.50':>25}",
     ]
     path = tmp_path / "evaluation.json"
     write_results(path, {"seed": 3}, both, verdicts)
@@ -280,6 +298,18 @@ def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None
             for one in verdicts
         },
     }
+
+
+def test_what_an_evaluation_cannot_write_is_named_at_its_end(trained: Path, tmp_path: Path) -> None:
+    names = ("versions.json", "evaluation.json", "evaluation.txt")
+    for name in names:
+        (tmp_path / name).mkdir()
+    own = {"policies": ["wait"], "episodes": 1, "compute": ComputeConfig(threads=2, workers=1)}
+    with pytest.raises(IncompleteError) as caught:
+        evaluate(asked(trained, **own), RunFolder(tmp_path))
+    told = f"{tmp_path}: {', '.join(names)} could not be written (Is a directory)"
+    assert str(caught.value) == told
+    assert torch.get_num_threads() == 2
 
 
 def test_the_same_again_and_in_other_company_is_the_same(
@@ -342,6 +372,7 @@ def test_the_learned_policy_of_a_scripted_run_is_refused(tmp_path: Path) -> None
         ({"episodes": 0}, r"^episodes=0: must be in \[1, 1000000\]\.$"),
         ({"confidence": 1.0}, r"^confidence=1\.0: must be in \(0, 1\)\.$"),
         ({"checkpoint": ""}, r"^checkpoint='': must be a checkpoint or a run folder\.$"),
+        ({"checkpoint": "auto"}, r"^checkpoint=auto: must be a checkpoint or a run folder\.$"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(changed: dict, told: str) -> None:
@@ -360,6 +391,27 @@ def test_a_checkpoint_with_foreign_settings_is_refused(trained: Path) -> None:
         ),
     ):
         settings_of(saved, asked(trained))
+
+
+def test_the_command_leaves_its_settings_and_what_led_to_them(
+    trained: Path, tmp_path: Path
+) -> None:
+    words = [f"checkpoint={trained}", "run_dir=judged", "episodes=1", "policies=[wait]"]
+    words += ["compute.engine=torch", "compute.threads=1", "compute.workers=1"]
+    done = finished(*words, folder=tmp_path, program="evaluate")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = contents(tmp_path / "judged")
+    assert [*found] == [
+        *(".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml"),
+        *("evaluation.json", "evaluation.txt", "log.txt", "overrides.txt", "versions.json"),
+    ]
+    assert found["overrides.txt"].decode().splitlines() == words
+    assert yaml.safe_load(found[".hydra/overrides.yaml"]) == words
+    assert [*yaml.safe_load(found[".hydra/hydra.yaml"])] == ["hydra"]
+    for name in ("config.yaml", ".hydra/config.yaml"):
+        config = yaml.safe_load(found[name])
+        given = config["checkpoint"], config["run_dir"], config["policies"]
+        assert given == (str(trained), "judged", ["wait"])
 
 
 def test_the_command_line_refuses_a_path_that_leads_nowhere(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.training import final_table
 from esper_soa.training.final_table import (
     Pareto,
     Speed,
@@ -79,30 +78,86 @@ def row(text: str, title: str) -> str:
     return " ".join(line.strip().removeprefix(title).split())
 
 
-def test_the_table_sets_grown_hosts_beside_the_same_hosts_without_growth() -> None:
-    text = shown(SUMMARY)
+def test_the_table_and_the_lines_below_it_are_these() -> None:
     # means (50 + 53) / 2 and (48 + 49) / 2; sizes (7000 + 8001) / 2 = 7500.5 and 6418, rounded to
-    # even
+    # even; best: of the host with the highest validation accuracy
     # differences 2 and 4: mean 3, standard error 1, t of one degree of freedom 12.706; net 1.5 and
-    # 3: 2.25 and 0.75
-    assert row(text, "last env-step") == "grown without growth difference"
-    assert row(text, "test accuracy, mean over hosts (%)") == "51.50 48.50 +3.00 [-9.71, +15.71]"
-    # of the host with the highest validation accuracy
-    assert row(text, "test accuracy, best host (%)") == "50.00 49.00 +1.00"
-    assert row(text, "validation accuracy, mean (%)") == "44.50 42.00"
-    assert row(text, "test accuracy - rent, mean over hosts") == "50.75 48.50 +2.25 [-7.28, +11.78]"
-    assert row(text, "parameters, mean over hosts") == "7,500 6,418 x 1.17"
-    assert row(text, "training GFLOP, mean over hosts") == "4 2 x 2.00"
-    assert "loss" not in text
+    # 3: 2.25 and 0.75; losses -0.2 and -0.3: -0.25 and 0.05; exp(1.4), exp(1.65), exp(-0.25)
+    # 30 env-steps in 12 s, 10 of the control: one episode of 5 env-steps in 2 envs
+    verdict = "No difference that this run could show: +3.00 points [-9.71, +15.71] for 1.17 times "
+    rule = "─" * 94
+    assert (
+        shown(replace(SUMMARY, perplexity=True))
+        == f"""\
+trial: cifar_baseline on fashion32 (embedded), policy ppo, cpu
+  last env-step                            grown   without growth                   difference
+ {rule}
+  test loss, mean over hosts (nats)       1.4000           1.6500   -0.2500 [-0.8853, +0.3853]
+  test perplexity, mean over hosts         4.055            5.207                      x 0.779
+  test accuracy, mean over hosts (%)       51.50            48.50        +3.00 [-9.71, +15.71]
+  test accuracy, best host (%)             50.00            49.00                        +1.00
+  validation accuracy, mean (%)            44.50            42.00
+  test accuracy - rent, mean over hosts    50.75            48.50        +2.25 [-7.28, +11.78]
+  parameters, mean over hosts              7,500            6,418                       x 1.17
+  training GFLOP, mean over hosts              4                2                       x 2.00
+{verdict}the parameters and 2.0 times the training FLOP.
+measured 2 hosts x 1 episode (the last round), each on all 2,000 test images
+chosen   best host by accuracy on V=128 of 1,000 validation images, which rewards see too
+control  without growth: 10 env-steps on the same seeds, data order and images
+interval 95% t interval of 2 paired differences, over hosts and episodes
+seeds    9 germinated, 6 blended, 4 fossilised, 2 pruned
+reward   -1.25 per episode in the last of 3 rounds
+outcome  4 episodes on the Pareto front of accuracy, stability and size, hypervolume 43.12
+speed    2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)
+time     1m05s for 30 env-steps and 10 of the control
+"""
+    )
 
 
-def test_loss_and_perplexity_are_told_where_the_samples_have_it() -> None:
-    text = shown(replace(SUMMARY, perplexity=True))
-    # differences -0.2 and -0.3: mean -0.25, standard error 0.05, t of one degree of freedom 12.706
-    told = "1.4000 1.6500 -0.2500 [-0.8853, +0.3853]"
-    assert row(text, "test loss, mean over hosts (nats)") == told
-    # exp(1.4) and exp(1.65), exp(-0.25)
-    assert row(text, "test perplexity, mean over hosts") == "4.055 5.207 x 0.779"
+def test_a_resumed_run_on_texts_of_its_envs_without_a_control_is_told_so() -> None:
+    (episode,) = SUMMARY.grown.episodes
+    own = replace(episode, settings={"data.name": ["a", "b"]})
+    own_texts = replace(
+        SUMMARY,
+        grown=HostScore("ppo", [own, own]),
+        control=None,
+        policy_init="grower",
+        samples="windows",
+        rollbacks=3,
+        rounds_before=2,
+        env_steps_before=20,
+        pareto=Pareto(4, hypervolume=0.0),
+    )
+    rules = "─" * 47, "─" * 58
+    seen = "V=128 validation windows of its data set, which rewards see too"
+    assert (
+        shown(own_texts)
+        == f"""\
+trial: cifar_baseline on fashion32 (embedded), policy ppo from grower, cpu
+  last env-step                           grown
+ {rules[0]}
+  test accuracy, mean over hosts (%)      51.50
+  test accuracy, best host (%)            50.00
+  validation accuracy, mean (%)           44.50
+  test accuracy - rent, mean over hosts   50.75
+  parameters, mean over hosts             7,500
+  training GFLOP, mean over hosts             4
+  settings by env   hosts   test accuracy (%)   parameters
+ {rules[1]}
+  data.name=b           2               53.00        8,001
+  data.name=a           2               50.00        7,000
+measured 2 hosts x 2 episodes (the last rounds), each on all test windows of its data set
+chosen   best host by accuracy on {seen}
+seeds    9 germinated, 6 blended, 4 fossilised, 2 pruned
+governor 3 rollbacks to a snapshot
+reward   -1.25 per episode in the last of 3 rounds
+outcome  4 episodes on the Pareto front of accuracy, stability and size
+speed    2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)
+time     1m05s for 10 of 30 env-steps (the others before the run was resumed)
+"""
+    )
+    cut_off = replace(SUMMARY, rounds_before=2, control_cut_off=3)
+    assert "the run was resumed) and 7 of the control\n" in shown(cut_off)
 
 
 @pytest.mark.parametrize(
@@ -146,19 +201,6 @@ def test_training_flop_are_told_in_a_unit_that_fits(scale: float, unit: str, cel
     assert SUMMARY.control is not None
     text = shown(replace(SUMMARY, grown=scaled(SUMMARY.grown), control=scaled(SUMMARY.control)))
     assert row(text, f"training {unit}, mean over hosts") == f"{cells} x 2.00"
-
-
-def test_what_the_numbers_were_taken_on_is_told() -> None:
-    text = shown(SUMMARY)
-    verdict = "No difference that this run could show: +3.00 points [-9.71, +15.71] for 1.17 times "
-    for line in (
-        f"{verdict}the parameters and 2.0 times the training FLOP.",
-        "measured 2 hosts x 1 episode (the last round), each on all 2,000 test images",
-        "chosen   best host by accuracy on V=128 of 1,000 validation images, which rewards see too",
-        "control  without growth: 10 env-steps on the same seeds, data order and images",
-        "interval 95% t interval of 2 paired differences, over hosts and episodes",
-    ):
-        assert line in text.splitlines()
 
 
 def test_several_episodes_are_compared_host_by_host_and_round_by_round(tmp_path: Path) -> None:
@@ -222,35 +264,6 @@ def test_no_finite_accuracy_at_all_is_told_and_written(tmp_path: Path) -> None:
     assert "nan" in shown(replace(summary, control=None))
 
 
-def test_the_table_names_data_seeds_reward_speed_and_time() -> None:
-    text = shown(SUMMARY)
-    for fact in (
-        "trial: cifar_baseline on fashion32 (embedded), policy ppo, cpu",
-        "9 germinated, 6 blended, 4 fossilised, 2 pruned",
-        "-1.25 per episode in the last of 3 rounds",
-        "2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)",  # 30 env-steps in 12 s
-        "4 episodes on the Pareto front of accuracy, stability and size, hypervolume 43.12",
-        "1m05s for 30 env-steps and 10 of the control",  # one episode of 5 env-steps in 2 envs
-    ):
-        assert fact in text
-    assert "hypervolume" not in shown(replace(SUMMARY, pareto=Pareto(4, hypervolume=0.0)))
-
-
-def test_the_time_of_a_resumed_run_is_that_of_the_env_steps_it_played_itself() -> None:
-    text = shown(replace(SUMMARY, rounds_before=2, env_steps_before=20, control_cut_off=3))
-    played = "10 of 30 env-steps (the others before the run was resumed) and 7 of the control"
-    assert f"1m05s for {played}" in text
-    assert "2.5 env-steps/s" in text  # over all rounds
-
-
-def test_without_a_control_there_is_one_column() -> None:
-    text = shown(replace(SUMMARY, control=None))
-    assert row(text, "test accuracy, mean over hosts (%)") == "51.50"
-    assert "measured 2 hosts x 1 episode" in text
-    for word in ("without growth", "control", "Growth", "interval"):
-        assert word not in text
-
-
 def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     assert SUMMARY.grown.figures["validation_accuracy"] == 44.5  # the mean over hosts
@@ -280,13 +293,21 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
     assert record["control"]["test_accuracy"] == 48.5
     assert record["control"]["test_accuracies"] == [48.0, 49.0]
     assert record["control"]["name"] == "wait"
-    difference = record["difference"]
-    assert (difference["outcome"], difference["pairs"], difference["left_out"]) == ("unclear", 2, 0)
-    assert difference["test_accuracy"]["mean"] == 3.0
-    assert difference["test_accuracy"]["low"] == pytest.approx(3 - 12.7062, abs=1e-3)
-    assert difference["net"]["high"] == pytest.approx(2.25 + 0.75 * 12.7062, abs=1e-3)
-    assert (difference["parameters"], difference["train_flop"]) == (7500.5 / 6418, 2.0)
-    assert difference["confidence"] == 0.95
+    bound = pytest.approx(12.7062, abs=1e-4)  # standard errors of one degree of freedom
+    intervals = {
+        name: (one["mean"], (one["mean"] - one["low"]) / error, (one["high"] - one["mean"]) / error)
+        for name, error in (("test_accuracy", 1.0), ("net", 0.75), ("test_loss", 0.05))
+        for one in [record["difference"].pop(name)]
+    }
+    assert intervals == {
+        "test_accuracy": (3.0, bound, bound),
+        "net": (2.25, bound, bound),
+        "test_loss": (pytest.approx(-0.25), bound, bound),
+    }
+    assert record["difference"] == {
+        **{"confidence": 0.95, "outcome": "unclear", "pairs": 2, "left_out": 0},
+        **{"parameters": 7500.5 / 6418, "train_flop": 2.0},
+    }
     assert record["verdict"].startswith("No difference that this run could show: +3.00 points")
     expected = {
         "test_images": 2000,
@@ -334,9 +355,7 @@ def configured() -> Summary:
     )
 
 
-def test_configurations_of_hosts_are_told_by_their_accuracy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configurations_of_hosts_are_told_by_their_accuracy(tmp_path: Path) -> None:
     summary = configured()
     told = [" ".join(line.split()) for line in shown(summary).splitlines()]
     first = told.index(
@@ -351,9 +370,16 @@ def test_configurations_of_hosts_are_told_by_their_accuracy(
     alone = [" ".join(line.split()) for line in shown(replace(summary, control=None)).splitlines()]
     assert "settings by env hosts test accuracy (%) parameters" in alone
     assert "task.host_lr=0.01 data.share=1 2 55.00 7,000" in alone
-    monkeypatch.setattr(final_table, "MOST_ROWS", 2)
-    assert "task.host_lr=0.01" in shown(summary)
-    assert "task.host_lr=0.5" not in shown(summary)
+    (episode, _), long = summary.grown.episodes, "data.a_setting_with_a_name_that_needs_much_room"
+    own = {long: [*range(3)], f"{long}_and_more": [0.5, 0.25, 0.1]}
+    wide = replace(summary.grown, episodes=[replace(episode, settings=own)])
+    row_ = f"{long}=1 {long}_and_more=0.25       1               62.00        8,000"
+    assert f"  {row_}\n" in shown(replace(summary, grown=wide, control=None))
+    many = {name: values * 11 for name, values in vars(episode).items() if name != "settings"} | {
+        "settings": {"task.host_lr": [*range(33)]}
+    }
+    text = shown(replace(summary, grown=HostScore("ppo", [Episode(**many)]), control=None))
+    assert text.count("task.host_lr=") == 32
     write_summary(summary, tmp_path / "summary.json")
     record = json.loads((tmp_path / "summary.json").read_text())
     assert record["grown"]["test_accuracies"] == [58.0, 64.0, 41.0], "of the last round"

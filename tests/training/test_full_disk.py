@@ -8,7 +8,6 @@ may be mounted.
 import json
 import resource
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -75,21 +74,6 @@ def test_a_log_that_has_no_room_is_named_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_stopped_and_cannot_save_says_so_with_status_1(tmp_path: Path) -> None:
-    asked = [*TINY, "rounds=500", "run_dir=run", "checkpoint_every=0"]
-    process = started(*asked, folder=tmp_path, limits=at_most(30000))
-    wait_until(lambda: bool(lines(tmp_path / "run" / "metrics.jsonl")), process)
-    process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
-    assert told.startswith("stopped by SIGTERM; ")
-    assert "the newest checkpoint could not be written" in told
-    assert told.count("\n") == 1
-    assert_whole(tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(
     tmp_path: Path,
 ) -> None:
@@ -105,23 +89,6 @@ def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(
     assert kept.name == "checkpoint_000002.pt"
     assert finished(*TINY, "rounds=3", "resume=run", folder=tmp_path).returncode == 0
     assert [json.loads(line)["round"] for line in lines(metrics)] == [1, 2, 3]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_an_evaluation_whose_files_have_no_room_ends_with_its_table(tmp_path: Path) -> None:
-    assert (
-        finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
-    )
-    asked = ("checkpoint=run", "run_dir=judged", "policies=[ppo,wait]", "episodes=1")
-    done = finished(
-        *asked, "compute.engine=torch", folder=tmp_path, program="evaluate", limits=at_most(300)
-    )
-    assert done.returncode == 1
-    assert "test - rent" in done.stdout
-    for name in ("evaluation.json", "evaluation.txt", "versions.json", "log.txt"):
-        assert name in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
 def file_systems_can_be_mounted() -> bool:

@@ -90,6 +90,8 @@ def test_every_number_of_a_round_is_that_of_the_last_state() -> None:
         names = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
         assert episode["seeds"] == {name: getattr(expected, name)[env] for name in names}
         assert episode["ended_by"] == "limit"
+        plain = episode["success"], episode["rollbacks"], episode["env_steps"]
+        assert list(map(type, (*plain, *episode["seeds"].values()))) == [bool] + [int] * 7
     means = {name: float(getattr(expected, name).double().mean()) for name in MEAN_OUTCOMES}
     signals = state.signals
     losses = ("val_loss", "train_loss", "train_accuracy")
@@ -127,6 +129,10 @@ def test_an_episode_that_ends_early_has_the_shapley_values_of_its_own_last_env_s
     values = [steps[last].observed.attribution.shapley[env] for env, last in enumerate(lasts)]
     assert not torch.equal(values[0], steps[-1].observed.attribution.shapley[0])
     assert [episode["shapley"] for episode in result.episodes] == [one.tolist() for one in values]
+    rewards = torch.stack([step.result.terms.total for step in steps], 1)
+    own = [row[: last + 1] for row, last in zip(rewards, lasts, strict=True)]
+    expected = stability(torch.stack([row[-20:] for row in own]), lasts + 1)
+    assert [episode["stability"] for episode in result.episodes] == expected.tolist()
 
 
 def test_ops_successes_and_rows_are_those_of_every_env_step_waiting_included() -> None:

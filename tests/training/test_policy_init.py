@@ -148,6 +148,8 @@ def test_the_log_the_table_and_the_summary_say_what_it_started_from(
         "fashion32\n"
     ) in log
     assert "policy ppo from grower, cpu" in log
+    assert "INFO policy   ppo from grower, reward shaped, on cpu (" in log
+    assert "slots r0c0, r0c1; 1 round of 3 env-steps\n" in log
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["policy_init"] == "grower"
     fresh(starting(RunFolder(package.parent / "one").path, rounds=1), tmp_path / "two")
     assert (
@@ -258,6 +260,8 @@ def test_a_run_of_a_scripted_policy_starts_from_nothing_and_has_learned_nothing(
     cfg = settings("heuristic", rounds=1)
     cfg = replace(cfg, policy=replace(cfg.policy, init="no such policy"))
     assert fresh(cfg, tmp_path / "run").policy_init == "none"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "INFO policy   heuristic, reward shaped, on cpu (" in log
     with pytest.raises(
         CheckpointError,
         match=(
@@ -313,7 +317,9 @@ def test_a_damaged_file_is_refused_and_of_a_run_the_newest_whole_one_is_taken(
     newest.write_bytes(newest.read_bytes()[:-1])
     fresh(starting(run, rounds=1), tmp_path / "next")
     log = (tmp_path / "next" / "log.txt").read_text()
-    assert "checkpoint_000003.pt: cut off, damaged" in log
+    reason = "cut off, damaged, or not a checkpoint of this program"
+    told = f"WARNING policy   checkpoint {newest}: {reason}; checkpoint_000002.pt is taken\n"
+    assert told in log
     assert "learned for 2 rounds" in log
 
 

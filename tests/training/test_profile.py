@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import shlex
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tiny_world import CPU, tiny_world
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.compose import compose_settings
 from esper_soa.env.env import NO_OBSERVER, Observer
-from esper_soa.training import profile as module
+from esper_soa.env.step import StepData
 from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.profile import PhaseProfile, TraceProfile, make_profile, shares
 from esper_soa.training.progress import LOGGER, Progress
@@ -63,6 +64,42 @@ def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
     assert profile.take() == {"training": 7.0, "data": 3.0}
 
 
+class HandEvent:
+    """An event in a stream, read once the stream has come to the last one."""
+
+    clock = HandClock()
+    reached = -1.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.time = self.clock()
+
+    def synchronize(self) -> None:
+        HandEvent.reached = self.time
+
+    def elapsed_time(self, end: "HandEvent") -> float:
+        assert end.time <= self.reached
+        return 1000 * (end.time - self.time)
+
+
+def test_phases_on_cuda_are_timed_by_events_that_are_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", HandEvent)
+    profile = PhaseProfile(torch.device("cuda"))
+    data = tiny_world(2, 1, 4).work(0)
+    assert profile.watch(data) is data
+    for start in (0.0, 6.0):
+        before = HandEvent.reached
+        for phase, moment in (("training", 3.0), ("state", 4.0), ("training", 6.0)):
+            HandEvent.clock.time = start + moment
+            profile.on_phase_end(phase)
+        assert HandEvent.reached == before
+        assert profile.take() == {"training": 5.0, "state": 1.0}
+
+
 def test_shares_come_in_one_order_and_sum_to_all() -> None:
     text = shares({"update": 1.0, "training": 2.0, "mine": 1.0})
     assert text == "training 50.0 %, update 25.0 %, mine 25.0 %"
@@ -105,12 +142,20 @@ class PhaseList(Observer):
     def on_phase_end(self, phase: str) -> None:
         self.phases.append(phase)
 
+    def watch(self, data: StepData) -> StepData:
+        self.phases.append("watched")
+        return data
+
+    def env_step(self) -> None:
+        self.phases.append("an env-step")
+
 
 def test_every_env_step_has_its_phases_in_order() -> None:
     listed = PhaseList()
-    played(listed, steps=2)
+    played(listed, steps=4).finish()
     measured = ["data", "state", "training", "validation", "state", "telemetry", "policy"]
-    assert listed.phases == ["reset", "reset", *2 * [*measured, "state", "policy", "telemetry"]]
+    env_step = ["watched", *measured, "state", "policy", "telemetry", "an env-step"]
+    assert listed.phases == ["reset", "reset", *4 * env_step, "policy", "telemetry"]
 
 
 @pytest.fixture
@@ -127,6 +172,9 @@ def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
     profile = make_profile("torch", CPU, tmp_path)
     assert isinstance(profile, TraceProfile)
     for _ in range(8):
+        worker = threading.Thread(target=torch.ones(3).mul, args=[2])
+        worker.start()
+        worker.join()
         torch.ones(3).add(1)
         profile.env_step()
     profile.close()
@@ -135,6 +183,10 @@ def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
         event["name"] for event in events if re.match(r"ProfilerStep#\d+$", event.get("name", ""))
     ]
     assert sorted(set(steps)) == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
+    shapes = {
+        event.get("name"): event["args"].get("Input Dims") for event in events if "args" in event
+    }
+    assert (shapes["aten::add"][0], shapes["aten::mul"][0]) == ([3], [3])
 
 
 def test_a_run_too_short_for_a_trace_says_so(
@@ -158,9 +210,12 @@ def test_a_run_tells_its_phases_once_per_update(tmp_path: Path) -> None:
     lines = [
         line for line in run_with("phases", tmp_path / "run").splitlines() if "phases  " in line
     ]
-    assert len(lines) == 2
+    labels = [line.partition("phases   ")[2].split(":")[0] for line in lines]
+    assert labels == ["round 1/2", "round 2/2"]
+    assert re.search(r" INFO phases   round 1/2: training .* % of \d+\.\d s$", lines[0])
     shown = dict(re.findall(r"([a-z]+) ([0-9.]+) %", lines[1]))
-    assert list(shown) == list(module.PHASES)
+    phases = "training validation data state policy update telemetry reset files"
+    assert list(shown) == phases.split()
     assert sum(map(float, shown.values())) == pytest.approx(100, abs=0.5)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.training.progress import LOGGER, Progress, duration
+from esper_soa.training.progress import LOGGER, Progress, duration, say
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
 
@@ -49,11 +49,13 @@ def test_plain_lines_come_at_the_interval_and_at_the_end() -> None:
     with Progress(total=40, console=console, interval=10.0, clock=clock) as progress:
         for number in range(5):
             clock.now += 4.0
+            progress.below = f"table {number}" if number > 2 else None
             progress.advance(8, "round 1/1", accuracy=10.0 + number, reward=-0.5)
     # 8 env-steps every 4 s; lines at 12 s (first after 10 s) and at the end (20 s)
     assert written(console) == [
         "round 1/1  24/40 env-steps  left 8s  2.0 EPS  accuracy 12.00 %  reward -0.50",
         "round 1/1  40/40 env-steps  left 0s  2.0 EPS  accuracy 14.00 %  reward -0.50",
+        "table 4",
     ]
 
 
@@ -92,7 +94,9 @@ def test_a_terminal_gets_a_live_bar_with_the_same_facts() -> None:
     with Progress(total=16, console=console, clock=clock) as progress:
         clock.now += 4.0
         progress.advance(8, "round 1/2", accuracy=12.5, reward=1.0)
+        progress.below = "table"
     shown = "\n".join(written(console))
+    assert shown.endswith("\x1b[?25h")  # the cursor is there again
     for fact in (
         " 0/16 env-steps",
         "round 1/2",
@@ -101,6 +105,7 @@ def test_a_terminal_gets_a_live_bar_with_the_same_facts() -> None:
         "accuracy 12.50 %",
         "reward +1.00",
         "left 4s",
+        "\ntable",
     ):
         assert fact in shown
 
@@ -128,4 +133,7 @@ def test_log_lines_go_to_console_as_they_are_and_to_the_file_with_times(
         LOGGER.info(said)
     LOGGER.info("after the run")
     assert capsys.readouterr().out == f"{said}\n"
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=40)
+    say(terminal, said)
+    assert written(terminal) == [said]
     assert (tmp_path / "log.txt").read_text().endswith(f" INFO {said}\n")

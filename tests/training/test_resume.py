@@ -1,11 +1,13 @@
 """A run that was stopped, killed or refused: what goes on equals what was undisturbed."""
 
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,13 +15,13 @@ import pytest
 from equal_runs import ROUNDS, STEPS, assert_equal_runs, lines, settings
 from lanes import some_of
 from program import PATIENCE, TINY, command, contents, started, wait_until
-from tiny_runs import fresh, records, resumed, run, signal_at
+from tiny_runs import fresh, log_of, records, resumed, run, signal_at
 
 from esper_soa.config.agent import PPOConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import UserError
 from esper_soa.config.nets import DataConfig
-from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.config.settings import TrainConfig, flat_settings, settings_from_yaml
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.nets.data.datasets import load_samples
 from esper_soa.runtime.signals import Interrupted
@@ -61,6 +63,8 @@ def test_a_run_stopped_in_mid_round_goes_on_as_if_undisturbed(
         with pytest.raises(Interrupted) as stop:
             fresh(settings(checkpoint_every=0), tmp_path)
     assert stop.value.status == 128 + number
+    saved = f"2 of {ROUNDS} rounds are saved. Go on with resume={tmp_path}"
+    assert f"INFO {signal.Signals(number).name}: {saved}" in log_of(tmp_path)
     assert [path.name for path in RunFolder(tmp_path).checkpoints()] == ["checkpoint_000002.pt"]
     resumed(settings(), tmp_path)
     assert_equal_runs(undisturbed, tmp_path)
@@ -126,9 +130,31 @@ def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
         }
 
 
+def test_lines_of_every_round_are_written_to_the_disk_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = Counter[str]()
+    plain = os.fsync
+
+    def watched(number: int) -> None:
+        synced[os.readlink(f"/proc/self/fd/{number}")] += 1
+        plain(number)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    fresh(settings("wait", rounds=2, steps=1), tmp_path)
+    assert [synced[f"{tmp_path}/{name}.jsonl"] for name in ("metrics", "episodes")] == [2, 2]
+
+
 def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "copy")
+    (tmp_path / "copy" / "log.txt").unlink()
     summary = resumed(settings(control="wait"), tmp_path / "copy")
+    assert [line for line in log_of(tmp_path / "copy") if "resume   " in line] == [
+        "INFO resume   checkpoint_000004.pt: 4 of 4 rounds are done",
+        "INFO resume   changed control: none -> wait",
+    ]
+    again = settings(control="wait", resume="given")
+    assert settings_from_yaml((tmp_path / "copy" / "config.yaml").read_text()) == again
     assert (
         summary.grown.figures["validation_accuracy"] == lines(undisturbed)[-1]["accuracy"]["mean"]
     )
@@ -246,6 +272,9 @@ def test_packages_that_are_others_and_samples_that_are_none_of_the_run_are_told(
         f"engine: torch -> native: {remedy}",
     ]
     assert version_changes(saved, folder, "torch") == lines
+    for damaged in ("{", "[]", '{"kernels": 3}', "{}"):
+        folder.versions.write_text(damaged)
+        assert version_changes(saved, folder, "native") == lines
     source = load_samples(settings().data, "cpu")
     with pytest.raises(UserError) as caught:
         check_data(saved.task("tiny"), source)
@@ -297,12 +326,12 @@ def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "versions.json").read_text())["kernels"]["engine"] == "torch"
     resumed(settings("wait", rounds=2, compute=with_torch), tmp_path)
     changed = (
-        "resume   changed engine: torch -> native: results differ in rounding "
-        "(compute.engine=torch asks for it "
+        "WARNING resume   changed engine: torch -> native: results differ in rounding "
+        "(compute.engine=torch asks for it again)"
     )
-    assert changed not in (tmp_path / "log.txt").read_text()
+    assert changed not in log_of(tmp_path)
     resumed(settings("wait", rounds=3, compute=replace(with_torch, engine="auto")), tmp_path)
-    assert changed in (tmp_path / "log.txt").read_text()
+    assert changed in log_of(tmp_path)
     (tmp_path / "versions.json").write_text("{}")
     resumed(settings("wait", rounds=3, compute=with_torch), tmp_path)
 

@@ -1,6 +1,8 @@
 """The run folder: where it goes, when it is refused, what is recorded in it."""
 
 import json
+import os
+import platform
 import re
 import subprocess
 from importlib import metadata
@@ -8,15 +10,17 @@ from itertools import cycle
 from pathlib import Path
 from unittest import mock
 
-import hydra
-import numpy
 import pytest
+from omegaconf import OmegaConf
 
 from esper_soa.config.errors import UserError
+from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep.plugins import open_sweep_folder
+from esper_soa.runtime.versions import package_versions
 from esper_soa.training import run_folder
 from esper_soa.training.checksum import CheckpointError, write_sealed
 from esper_soa.training.run_folder import (
+    Claim,
     RunFolder,
     damaged_newer,
     dated_folders,
@@ -27,7 +31,8 @@ from esper_soa.training.run_folder import (
     write_config,
     write_versions,
 )
-from esper_soa.training.start import resume_start
+from esper_soa.training.session import session
+from esper_soa.training.start import begin_run, requested_folder, resume_start
 
 
 @pytest.fixture
@@ -117,11 +122,13 @@ def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path:
     (tmp_path / "networks").mkdir()
     for name in (*left, *mine):
         (tmp_path / name).touch()
-    with lock_folder(RunFolder(tmp_path)):
+    with lock_folder(RunFolder(tmp_path)) as claim:
         there = [name for name in (*left, *mine) if (tmp_path / name).exists()]
         assert there == list(mine)
         (tmp_path / left[0]).touch()
     assert not (tmp_path / left[0]).exists()
+    Claim(tmp_path).release()
+    claim.release()  # once more, of what the context has let go
 
 
 @pytest.mark.parametrize("result", ["summary.json", "evaluation.json"])
@@ -162,9 +169,13 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_checkpoint_goes_on_in_its_own_folder(three: RunFolder, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_in_its_own_folder(
+    three: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = str(three.checkpoint(2))
-    assert resume_start(checkpoint, str(three.path), "trial").checkpoint == three.checkpoint(2)
+    monkeypatch.chdir(three.path.parent)
+    for same in (str(three.path), three.path.name):
+        assert resume_start(checkpoint, same, "trial").checkpoint == three.checkpoint(2)
     with pytest.raises(
         UserError,
         match=(
@@ -193,6 +204,36 @@ def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_ove
         f"checkpoint {three.checkpoint(3)}: damaged (its content is not what was written); "
         "checkpoint_000001.pt is taken",
     ]
+    assert damaged_newer(three.best) == []  # of no round
+
+
+def test_a_folder_is_named_once() -> None:
+    config = OmegaConf.create({"run_dir": "", "hydra": {"run": {"dir": "b"}}})
+    assert requested_folder(config, "hydra.run.dir") == "b"
+    config.run_dir = "b"
+    assert requested_folder(config, "hydra.run.dir") == "b"
+    config.run_dir = "a"
+    with pytest.raises(UserError) as caught:
+        requested_folder(config, "hydra.run.dir")
+    assert str(caught.value) == (
+        "run_dir=a, hydra.run.dir=b: both name the folder. Give one of them"
+    )
+
+
+def test_ranks_that_were_started_again_begin_at_the_newest_checkpoint(
+    three: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
+    given |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "launch"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    asked = str(three.checkpoint(2))
+    with session(three, verbose=0) as opened:
+        for resume, restarts, rounds in ((asked, 0, 2), (asked, 1, 3), ("", 0, 3)):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+            found = begin_run(opened, TrainConfig(resume=resume), [])
+            assert found == three.checkpoint(rounds)
+    assert not three.config.exists()
 
 
 def test_auto_passes_over_a_damaged_checkpoint_in_the_newest_folder_of_the_name(
@@ -279,21 +320,46 @@ def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> Non
         pass
 
 
-def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
-    tmp_path: Path,
+def git(folder: Path, *words: str) -> str:
+    """What git prints in `folder`."""
+    asked = ["git", "-c", "user.name=x", "-c", "user.email=x", *words]
+    return subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_versions_name_software_machine_device_commit_and_what_is_told_of_the_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
-    write_versions(folder, "cpu (test)", {"data": {"name": "fashion32"}, "state": "not compiled"})
-    record = json.loads(folder.versions.read_text())
-    assert record["data"]["name"] == "fashion32"
-    assert record["state"] == "not compiled"
-    assert record["device"] == "cpu (test)"
-    assert all(record[name] for name in ("python", "platform", "cpu_count"))
-    assert "git" in record
-    packages = record["packages"]
+    checkout = tmp_path / "checkout"
+    tracked = checkout / "esper_soa" / "training" / "run_folder.py"
+    tracked.parent.mkdir(parents=True)
+    tracked.touch()
+    monkeypatch.setattr(run_folder, "__file__", str(tracked))
+    git(tmp_path, "init", "-q")  # of somebody else, around the checkout
+    facts: dict = {"data": {"name": "fashion32"}, "state": "not compiled"}
+    packages = package_versions()
     assert list(packages) == ["esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich"]
-    assert (packages["torch"], packages["numpy"]) == (metadata.version("torch"), numpy.__version__)
-    assert packages["hydra-core"] == hydra.__version__
+    assert packages["hydra-core"] == metadata.version("hydra-core")
+    record = {
+        "python": platform.python_version(),
+        "packages": packages,
+        "git": None,
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "device": "cpu (test)",
+    }
+    write_versions(folder, "cpu (test)", facts)
+    assert json.loads(folder.versions.read_text()) == record | facts
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "x")):
+        git(checkout, *words)
+    commit = git(checkout, "rev-parse", "HEAD").strip()
+    for text, found in (("", commit), ("more", f"{commit}+changes")):
+        tracked.write_text(text)
+        os.utime(tracked, (1e9, 1e9))  # not what git knows
+        index = (checkout / ".git" / "index").read_bytes()
+        write_versions(folder, "cpu (test)", facts)
+        assert json.loads(folder.versions.read_text()) == record | facts | {"git": found}
+        assert (checkout / ".git" / "index").read_bytes() == index
 
 
 @pytest.mark.parametrize(
@@ -311,6 +377,8 @@ def test_versions_are_written_without_a_git_that_answers(
     folder = RunFolder(tmp_path)
     (tmp_path / ".git").mkdir()
     monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "esper_soa" / "training" / "x.py"))
-    monkeypatch.setattr(run_folder.subprocess, "run", mock.Mock(side_effect=cycle([answer])))
+    asked = mock.Mock(side_effect=cycle([answer]))
+    monkeypatch.setattr(run_folder.subprocess, "run", asked)
     write_versions(folder, "cpu", {})
+    assert asked.call_args.kwargs["timeout"] == 10
     assert json.loads(folder.versions.read_text())["git"] is None

@@ -22,7 +22,7 @@ from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from rich.console import Console
-from tiny_runs import signal_at
+from tiny_runs import log_of, signal_at
 
 import esper_soa
 from esper_soa.config.compose import compose_settings
@@ -31,8 +31,8 @@ from esper_soa.env.env import Env
 from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.host import host_shape
 from esper_soa.runtime.device import choose_env_chunk, layout_in_words
+from esper_soa.runtime.versions import package_versions
 from esper_soa.state import Action
-from esper_soa.training import runs
 from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.collect import Player, Round, play_round
@@ -71,21 +71,25 @@ def test_a_run_in_one_call_and_its_best_host(done: esper_soa.RecordedRun, tmp_pa
     assert done.evaluate(again).accuracy == net.spec["test_accuracy"]
     last = [line["accuracy"] for line in done.episodes() if line["round"] == 3]
     assert [done.export(env).spec["validation_accuracy"] for env in range(3)] == last
-    assert (done.path / "overrides.txt").read_text().splitlines()[0] == "+experiment=smoke"
+    asked = ["+experiment=smoke", *TINY, f"run_dir={done.path}"]
+    assert (done.path / "overrides.txt").read_text().splitlines() == asked
+    assert done.tasks == {"cifar_impaired": done}
 
 
 def test_the_log_tells_data_hosts_policy_and_what_computes_them(
     done: esper_soa.RecordedRun,
 ) -> None:
-    lines = (done.path / "log.txt").read_text().splitlines()
-    told = [line.split(" ", 2)[2] for line in lines]
-    begin = next(place for place, line in enumerate(told) if line.startswith("INFO data"))
+    told = log_of(done.path)
     host = host_shape(done.settings.task, ()).parameters.total
     chunk = choose_env_chunk(0, 3, 8, CPU)  # by the cores of this machine
-    told = told[begin : begin + 9]
-    assert told.pop(3).startswith("INFO memory   at least ")
-    assert told.pop().startswith("DEBUG state    kernels of the env state: ")
-    assert told == [
+    assert told.pop() == f"INFO files    {done.path}"
+    assert all(line.startswith("DEBUG ") for line in told[11:])  # of the table
+    versions = json.loads((done.path / "versions.json").read_text())
+    assert told.pop(9) == f"DEBUG state    kernels of the env state: {versions['state']}"
+    assert {"data", "kernels", "graphs"} < versions.keys()
+    assert told.pop(4).startswith("INFO memory   at least ")
+    assert told[:9] == [
+        "DEBUG policy   threads of large matrix products: 1",
         "INFO data     synthetic images, asked for by data.name: 32 training, 16 validation and 16 "
         "test images.",
         f"INFO hosts    3 x cifar_impaired, {host} parameters, slots r0c0, r0c1, r0c2; 3 rounds of "
@@ -96,6 +100,7 @@ def test_the_log_tells_data_hosts_policy_and_what_computes_them(
         f"DEBUG compute  {layout_in_words(CPU, 1, chunk)}",
         "DEBUG numbers  hosts compute in float32: fastest on cpu for networks of few channels",
         "DEBUG kernels  plain torch (compute.engine=torch)",
+        "DEBUG graphs   no CUDA graphs (compute.cuda_graphs=auto on cpu)",
     ]
 
 
@@ -103,6 +108,8 @@ def test_a_run_is_opened_by_its_folder(
     done: esper_soa.RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(done.path.parent)
+    monkeypatch.setenv("HOME", str(done.path.parent))
+    assert esper_soa.open_run("~/run").path == done.path
     opened = esper_soa.open_run("run")
     assert opened.path == done.path
     assert opened.summary == done.summary
@@ -131,7 +138,9 @@ def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun
 
 def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_path: Path) -> None:
     own = ["rounds=1", "data.split=true", "batch_size=4", "policy=random", f"run_dir={tmp_path}/r"]
+    own += ["policy.ppo.minibatches=4"]
     run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
+    assert "WARNING" not in run.folder.log.read_text()
     for env in range(3):
         net = run.export(env)
         found = run.evaluate(net, "validation").accuracy
@@ -164,8 +173,9 @@ def test_the_console_shows_as_much_as_is_asked_for_and_the_log_all(
     run = esper_soa.train("smoke", [*TINY, *tiny], verbose=verbose)
     printed = capsys.readouterr()
     assert printed.err == ""
+    for words, least in (("accuracy, best host (%)", 1), ("hosts    3 x", 1), ("work     T=", 2)):
+        assert printed.out.count(words) == (verbose >= least)
     assert bool(printed.out) == (verbose > 0)
-    assert printed.out.count("accuracy, best host (%)") <= 1
     log = (run.path / "log.txt").read_text()
     assert "hosts    " in log
     assert "accuracy, best host (%)" in log
@@ -196,9 +206,11 @@ def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
     import_module("esper_soa.export")  # from here on the module, which is called as the function
 
     assert esper_soa.export(net, "code", to="out") == Path("out", "host_1.py")
-    with pytest.raises(UserError, match="target=host.h5: must be a file ending in .safetensors, "):
+    told = "a file ending in .safetensors, .pt2, .onnx, .py, or a format: safetensors, pt2, onnx, "
+    with pytest.raises(UserError, match=f"^target=host.h5: must be {told}code.$"):
         esper_soa.export(net, "host.h5")
-    with pytest.raises(UserError, match="a Linear is no grown network"):
+    told = r"^a Linear is no grown network, as run\.export\(\) returns them$"
+    with pytest.raises(UserError, match=told):
         esper_soa.export(torch.nn.Linear(1, 1), "host.pt2")
 
 
@@ -258,13 +270,14 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
 
 
 def test_what_is_another_thing_than_a_run_left_is_said(
-    done: esper_soa.RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: esper_soa.RecordedRun, tmp_path: Path
 ) -> None:
     changed = esper_soa.RecordedRun(tmp_path)
     shutil.copy(done.path / "config.yaml", tmp_path)
     (tmp_path / "versions.json").write_text('{"data": {"identity": "of other images"}}')
-    monkeypatch.setattr(runs, "find_spec", lambda _: "pandas")
     (tmp_path / "networks").mkdir()
+    shutil.copy(done.folder.network_files("hosts")[-1], tmp_path / "networks")
+    assert changed.export(0).spec["test_accuracy"] is None
     policy = tmp_path / "networks" / "best_000001.safetensors"
     esper_soa.save(done.policy(), policy)
     for ask, told in (
@@ -328,8 +341,21 @@ def test_the_policy_plays_the_next_round_exactly_as_the_run_did(
 
 
 def test_the_policies_of_a_run_are_by_name(done: esper_soa.RecordedRun) -> None:
+    random = torch.get_rng_state()
     newest = done.policy()
-    assert newest.spec["rounds"] == 3
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not newest.training
+    data = json.loads(done.folder.versions.read_text())["data"]
+    facts = {
+        "task": "cifar_impaired",
+        "rounds": 3,
+        "seed": done.settings.seed,
+        "data": {name: data[name] for name in ("name", "source", "identity")},
+        "version": package_versions()["esper-soa"],
+    }
+    assert newest.spec | facts == newest.spec
+    with pytest.raises(UserError, match=r"^task=other: must be one of cifar_impaired\.$"):
+        done.policy(task="other")
     assert digest(newest.state_dict()) == digest(done.policy("checkpoint_000003.pt").state_dict())
     assert done.policy("best").spec["rounds"] < 3
 

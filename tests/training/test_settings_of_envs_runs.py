@@ -20,6 +20,7 @@ from esper_soa.training.run_folder import RunFolder
 
 PRICE = "reward.rent_weight"
 RATE = "task.host_lr"
+SIDES = ("grown", "control")
 
 
 def drawn(**more: object) -> TrainConfig:
@@ -56,7 +57,7 @@ def test_the_summary_and_the_report_tell_configurations(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [one["settings"] for one in summary["configurations"]] == [{RATE: 0.01}, {RATE: 0.2}]
     for place, one in enumerate(summary["configurations"]):
-        for side in ("grown", "control"):
+        for side in SIDES:
             episodes = summary[side]["episodes"]
             own = [value for episode in episodes for value in episode["nets"][place::2]]
             assert one[side]["net"] == pytest.approx(sum(own) / 4)
@@ -65,6 +66,22 @@ def test_the_summary_and_the_report_tell_configurations(tmp_path: Path) -> None:
     assert table["value"] == [0.01, 0.2] * 8
     assert table["hosts"] == ["grown"] * 8 + ["control"] * 8
     assert table["setting"] == [RATE] * 16
+
+
+def test_each_env_pays_its_own_rent_in_summary_and_evaluation(tmp_path: Path) -> None:
+    cfg = settings("random", envs=4, rounds=1, steps=6, control="static_large")
+    fresh(replace(cfg, reward=replace(cfg.reward, rent_weight="[0.0,1.0]")), tmp_path)
+    asked = EvaluateConfig(str(tmp_path), ["random"], episodes=1, device="cpu", progress="off")
+    evaluate(asked, RunFolder(tmp_path))
+    summary, found = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("summary", "evaluation")
+    )
+    played = found["policies"]["random"]["samples"]
+    pairs = [(summary[side]["test_accuracies"], summary[side]["nets"]) for side in SIDES]
+    for tested, nets in (*pairs, (played["test_accuracy"], played["net"])):
+        rents = [accuracy - net for accuracy, net in zip(tested, nets, strict=True)]
+        assert rents[::2] == [0.0, 0.0]
+        assert min(rents[1::2]) > 0
 
 
 def test_an_evaluation_gives_each_env_its_own(whole: Path, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ def test_the_interval_of_a_mean_is_students() -> None:
     reach = 2.570582 * math.sqrt(3.5 / 6)
     interval = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 0.95)
     assert interval == pytest.approx((3.5, 3.5 - reach, 3.5 + reach), rel=1e-6)
+    # to the bit, whatever order the values come in
+    assert mean_interval([0.1, 0.2, 0.3], 0.9) == mean_interval([0.3, 0.2, 0.1], 0.9)
 
 
 def test_the_interval_of_an_interquartile_mean_is_that_of_a_trimmed_one() -> None:

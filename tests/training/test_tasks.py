@@ -5,26 +5,38 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from equal_runs import CPU, same, settings
-from tiny_runs import evaluate, fresh, records, resumed, timeless
+from tiny_runs import evaluate, fresh, log_of, records, resumed, timeless
 
+from esper_soa.agent.scripted import SchedulePolicy
+from esper_soa.config.agent import ImitationConfig
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import (
     OF_A_TASK,
+    ComputeConfig,
     EvaluateConfig,
+    TelemetryConfig,
     TrainConfig,
     WorldConfig,
     settings_from_yaml,
     settings_yaml,
 )
 from esper_soa.lab.run_folders import find_run_folders
+from esper_soa.runtime.files import IncompleteError
 from esper_soa.simulator import Simulator
+from esper_soa.training.build import build_world
+from esper_soa.training.callbacks import Callback
 from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.players import build_players
 from esper_soa.training.resume import may_change
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.runs import open_run
+from esper_soa.training.session import session
+from esper_soa.training.task_run import TaskRun
+from esper_soa.training.trainer import run_in_session
 
 OTHER = TaskConfig(name="other", base_channels=3, num_blocks=3, kernel_size=3, num_pools=1)
 NAMES = ("tiny", "other")
@@ -59,7 +71,11 @@ def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -> None:
-    fresh(together("random", control="wait"), tmp_path / "both")
+    telemetry = TelemetryConfig(progress="plain", plain_interval=0.0)
+    fresh(together("random", control="wait", telemetry=telemetry), tmp_path / "both")
+    told = [line.split("  ")[0] for line in log_of(tmp_path / "both") if "env-steps  left" in line]
+    rounds = [f"round {number}/2" for number in (1, 2)] + ["without growth"]
+    assert [*dict.fromkeys(told)] == [f"DEBUG {one} {name}" for one in rounds for name in NAMES]
     for cfg in alone("random", control="wait"):
         name = cfg.task.name
         fresh(cfg, tmp_path / name)
@@ -75,6 +91,38 @@ def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -
             assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_what_neither_tasks_nor_their_run_can_write_is_named_at_the_end(tmp_path: Path) -> None:
+    begun = ("versions.json", "tiny/versions.json", "tiny/config.yaml")
+    ended = ("best.pt", "summary.json", "checkpoint_000001.pt", "tiny/metrics.jsonl")
+    threads = []
+
+    class Blocking(Callback):
+        def on_run_start(self, run: TaskRun) -> None:
+            threads.append(torch.get_num_threads())
+            for name in (*ended, "tiny/summary.json"):
+                (tmp_path / name).mkdir(exist_ok=True)
+
+    for name in begun:
+        (tmp_path / name).mkdir(parents=True)
+    cfg = together(rounds=1, compute=ComputeConfig(threads=3, workers=1))
+    with session(RunFolder(tmp_path)) as opened, pytest.raises(IncompleteError) as caught:
+        run_in_session(opened, cfg, None, callbacks=[Blocking()])
+    named = "versions.json, best.pt, the newest checkpoint, summary.json, tiny/versions.json, "
+    named += "tiny/config.yaml, tiny/metrics.jsonl, tiny/summary.json"
+    told = f"{tmp_path}: {named} could not be written (Is a directory)"
+    assert str(caught.value) == told
+    assert threads == [3, 3]
+
+
+def test_players_of_several_tasks_share_a_learner_and_each_has_its_teacher() -> None:
+    imitation = ImitationConfig(rounds=1, teacher="schedule")
+    cfgs = [replace(one, policy=replace(one.policy, imitation=imitation)) for one in alone()]
+    first, second = build_players(cfgs, [build_world(one, CPU) for one in cfgs])
+    assert first.learner is second.learner is not None
+    assert first.learner.policies == [first.agent, second.agent]
+    assert isinstance(second.teacher, SchedulePolicy)
+
+
 def test_one_policy_learns_from_the_rounds_of_all_tasks(learning: Path) -> None:
     lines = {name: timeless(learning / name / "metrics.jsonl") for name in NAMES}
     for one, other in zip(*lines.values(), strict=True):
@@ -82,6 +130,12 @@ def test_one_policy_learns_from_the_rounds_of_all_tasks(learning: Path) -> None:
         # two envs and three, of three env-steps
         assert one["update"]["valid_rows"] == 15
         assert one["accuracy"] != other["accuracy"]
+    versions = json.loads((learning / "versions.json").read_text())
+    assert (list(versions["tasks"]), versions["device"]) == ([*NAMES], "cpu")
+    for cfg in alone(rounds=3):
+        assert open_run(learning).tasks[cfg.task.name].settings == cfg
+        own_ = json.loads((learning / cfg.task.name / "versions.json").read_text())
+        assert own_["data"] == versions["tasks"][cfg.task.name]["data"]
     saved = load_checkpoint(RunFolder(learning).checkpoint(3), CPU)
     assert list(saved["tasks"]) == list(NAMES)
     means = [
@@ -126,10 +180,11 @@ def test_every_task_is_evaluated_and_has_its_own_records(learning: Path, tmp_pat
         assert len(controller.spec["slots"]) == envs
     scores = [run.tasks[name].summary["grown"]["test_accuracy"] for name in NAMES]
     assert run.summary["grown"]["test_accuracy"] == pytest.approx(sum(scores) / 2)
-    with pytest.raises(
-        UserError, match=r"^/.*: has a folder for each of its tasks: tiny, other\. Take one$"
-    ):
-        run.metrics()
+    for ask in (run.metrics, run.episodes, run.steps, run.export):
+        with pytest.raises(
+            UserError, match="^/.*: has a folder for each of its tasks: tiny, other"
+        ):
+            ask()
     # wherever a run with one task would be found, those of several are
     deep = tmp_path / "runs" / "name" / "sweep" / "0"
     deep.parent.mkdir(parents=True)
@@ -165,6 +220,8 @@ def test_tasks_are_what_the_settings_make_of_each_alone() -> None:
 def test_without_a_choice_every_task_has_data_of_its_kind() -> None:
     cfg = compose_settings("smoke", ["data=auto", "tasks=[cifar_impaired,text_small]"])
     assert [one.data.name for one in cfg.by_task.values()] == ["auto", "text"]
+    longer = ["data=auto", "task=text_small", "task.transformer.context=16"]
+    assert compose_settings("smoke", longer).data.context == 16
     rooted = ["data=auto", "data.root=images", "task=text_small"]
     assert compose_settings("smoke", rooted).data.name == "auto"
 
@@ -194,6 +251,7 @@ def test_a_resumed_run_may_change_of_a_task_what_it_may_of_one_alone(
 def test_a_single_task_is_the_run_on_it() -> None:
     listed = compose_settings("smoke", ["tasks=['cifar_minimal envs=3']"])
     assert listed == compose_settings("smoke", ["task=cifar_minimal", "envs=3"])
+    assert listed.by_task == {"cifar_minimal": listed}
 
 
 def test_a_simulator_is_of_one_task() -> None:
@@ -254,3 +312,9 @@ def test_what_cannot_be_played_together_is_refused_by_name(words: list[str], tol
     with pytest.raises(UserError) as caught:
         compose_settings("smoke", words)
     assert str(caught.value) == told
+
+
+def test_tasks_without_a_learning_policy_may_offer_other_blueprints() -> None:
+    words = "tasks=[cifar_impaired,'cifar_minimal +task.blueprints=[norm,my:Own]']"
+    cfg = compose_settings("smoke", [words, "policy=wait"])
+    assert [one.task.blueprints[-1] for one in cfg.by_task.values()][1] == "my:Own"

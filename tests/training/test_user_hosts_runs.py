@@ -12,7 +12,7 @@ from grown_hosts import score
 from hosts_of_users import SLOTS
 from lanes import some_of
 from program import TINY, finished
-from tiny_runs import fresh, resumed
+from tiny_runs import fresh, log_of, resumed
 
 import esper_soa
 from esper_soa.config.errors import SettingError, UserError
@@ -61,6 +61,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path
     fresh(replace(cfg, rounds=2), tmp_path / "after")
     resumed(cfg, tmp_path / "after")
     assert_equal_runs(tmp_path / "before", tmp_path / "after", rounds=3)
+    (told,) = [line for line in log_of(tmp_path / "before") if line.startswith("INFO hosts")]
+    assert told.startswith(f"INFO hosts    2 x {name} of your own, ")
     assert any(record["blueprints"] for record in lines(tmp_path / "before"))
     saved = read_run(RunFolder(tmp_path / "before").checkpoint(3), CPU)
     other = evaluation_settings(

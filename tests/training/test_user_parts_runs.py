@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from equal_runs import CPU, assert_equal_runs, lines, settings, with_own
-from tiny_runs import fresh, resumed
+from tiny_runs import fresh, log_of, resumed
 
 from esper_soa.agent.policy import BLUEPRINT_TABLES
 from esper_soa.config.errors import UserError
@@ -38,6 +38,11 @@ def test_a_resumed_run_with_own_blueprints_equals_one_that_was_not_stopped(
     assert_equal_runs(before, tmp_path, rounds=6)
     grown = {name for record in lines(before) for name in record["blueprints"]}
     assert grown == {"norm", "grouped", "twice"}
+    assert [line for line in log_of(before) if "seeds    " in line and "INFO" in line] == [
+        "INFO seeds    grouped of your own, code 13",
+        "INFO seeds    twice of your own, code 14",
+    ]
+    assert any(line.startswith("WARNING kernels  plain torch, slower: ") for line in log_of(before))
 
 
 TEXT: dict[str, object] = {

@@ -152,9 +152,8 @@ def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:
     path = user_files.write(tmp_path / "m.npz", content)
     play(tmp_path / "run", f"data.root={path}", "rounds=1", "steps=1")
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert (
-        "data     3 of 24 test images are training images too: accuracy will be flattered.\n" in log
-    )
+    told = "3 of 24 test images are training images too: accuracy will be flattered.\n"
+    assert f"WARNING data     {told}" in log
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def sum_shares(ranks: Sequence[int]) -> np.ndarray:
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:
     """Twice the ranks from 1, tied values each with the mean of theirs: whole numbers."""
-    numbers = np.asarray(values, dtype=np.float64)
+    numbers = np.asarray(values)
     ordered = np.sort(numbers)
     return (ordered.searchsorted(numbers) + ordered.searchsorted(numbers, "right") + 1).tolist()
 
@@ -60,7 +60,7 @@ def _two_sided(ways: np.ndarray, total: int) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """p values of a family of tests, raised to bound any false finding's chance (Holm 1979)."""
-    order = np.argsort(p_values, kind="stable")
+    order = np.argsort(p_values)
     raised = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.maximum.accumulate(raised.clip(max=1.0))

@@ -26,7 +26,6 @@ from esper_soa.config.errors import UserError
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import LOWER, MAX_ENVS, TrainConfig, settings_yaml
 from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
-from esper_soa.runtime.files import reason_of
 from esper_soa.runtime.json_lines import Json, json_line
 from esper_soa.training.progress import duration
 
@@ -34,10 +33,7 @@ MIB = 2**20
 GIB = 2**30
 ROUND_FILES = ("metrics.jsonl", "episodes.jsonl", "telemetry")  # that grow with the rounds
 UPPER_BOUND = ", at most (early_stop)"  # as the probe lets no episode end early
-CHECKPOINT_FILES = (
-    "checkpoint_",
-    "networks",
-)  # of which one goes with every checkpoint that is kept
+CHECKPOINT_FILES = ("checkpoint_", "networks")  # one of each goes with every checkpoint
 
 
 class Disk(NamedTuple):
@@ -222,12 +218,7 @@ def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
     place = user_path("run_dir", cfg.run_dir or "runs").resolve()
     while not place.exists():
         place = place.parent
-    try:
-        return Disk(total, per_round, shutil.disk_usage(place).free)
-    except OSError as error:
-        raise UserError(
-            f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})"
-        ) from error
+    return Disk(total, per_round, shutil.disk_usage(place).free)
 
 
 def plan_table(plan: Plan) -> Table:

@@ -61,10 +61,9 @@ def comparisons(groups: Sequence[RunGroup]) -> str:
 def updates(tables: Mapping[str, Table]) -> str:
     """What the updates of runs of one round reported; the numbers of several are figures."""
     rounds = tables["rounds"]
-    columns = [rounds.get(name, []) for name in UPDATE]
-    if len({*rounds.get("round", [])}) > 1 or not any(columns):
+    if len({*rounds.get("round", [])}) > 1:
         return ""
-    rows = zip(rounds["run"], *columns, strict=True)
+    rows = zip(*(rounds.get(name, []) for name in ("run", *UPDATE)), strict=True)
     digits = "{:,.4g}".format
     texts = ([str(run), *(format_number(one, digits) for one in values)] for run, *values in rows)
     return _card("The policy update", _table("|".join(["run", *UPDATE.values()]), texts))
@@ -166,7 +165,7 @@ def _anomalies(runs: Sequence[RunRecord]) -> str:
         rounds: dict[str, list[str]] = {}
         for line in run.rounds:
             for name in _listed(line, "anomalies"):
-                rounds.setdefault(str(name), []).append(str(line.get("round", "?")))
+                rounds.setdefault(str(name), []).append(str(line.get("round")))
         rows += [(run.label, name, ", ".join(where)) for name, where in rounds.items()]
     table = _shared("finding|in rounds|runs", rows, len(runs))
     return table and _about("The log of a run says what each means and what to do.") + table

@@ -13,7 +13,6 @@ MAX_ROWS = 20_000  # of the lanes of all rounds shown together, but for changes 
 ROWS_OF_HOSTS = 32  # lanes on a screen
 HEAD = 2  # lanes of a host's name and accuracy, above its slots
 MAX_RUNS = 16  # of which lanes are shown
-EMPTY = ("empty", "dormant", "unknown")  # stages of a slot that holds nothing
 # Events that a lane marks.
 MARKED = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")
 
@@ -48,7 +47,7 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[LaneRound]:
             )
             if slots and steps:
                 hosts = 1 + max(_int(row["env"]) for row in steps)
-                seeds = [row for row in slots if row["stage"] not in EMPTY]
+                seeds = [row for row in slots if row["stage"] != "empty"]
                 names = list(dict.fromkeys([*run.slots, *(str(row["slot"]) for row in slots)]))
                 rounds.append(LaneRound(run, name, seeds, steps, events, hosts, names))
     return rounds

@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         """Send `text`; ignore a client that has disconnected."""
         content = text.encode(errors="backslashreplace")
         cache_control = "max-age=3600" if self.path == "/vega.js" else "no-store"
-        try:
+        with suppress(ConnectionError):
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
@@ -86,8 +86,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("X-Frame-Options", "DENY")
             self.end_headers()
             self.wfile.write(content)
-        except ConnectionError:
-            self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002, its name in http.server
         """Requests come every other second, and are not logged."""
@@ -95,8 +93,6 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     """Serves the page of runs, read anew as they write; raises OSError for a port that is taken."""
-
-    daemon_threads = True
 
     def __init__(self, folders: Sequence[str], program: str, port: int) -> None:
         super().__init__((HOST, port), Handler)

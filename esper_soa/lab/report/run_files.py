@@ -109,7 +109,7 @@ def read_run(path: Path, label: str = "") -> RunRecord:
         path,
         label or path.name,
         read_settings(folder.config),
-        [line for line in _text(folder.overrides).splitlines() if line],
+        _text(folder.overrides).splitlines(),
         read_json(folder.versions),
         read_lines(folder.metrics),
         read_lines(folder.episodes),

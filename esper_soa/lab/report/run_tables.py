@@ -101,7 +101,7 @@ def _shapley(run: RunRecord) -> Iterator[Record]:
     """A record per round: `shapley` of every slot at the end of an episode, mean over the hosts
     where it is not 0, as episodes.jsonl has it for what was not measured.
     """
-    for round_, episodes in groupby(sorted(run.episodes, key=round_of), round_of):
+    for round_, episodes in groupby(run.episodes, round_of):
         columns = zip_longest(*(numbers(episode, "shapley") for episode in episodes))
         means = {
             name: mean_of([value for value in values if value])

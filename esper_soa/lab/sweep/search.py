@@ -61,7 +61,7 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
     if OmegaConf.get_type(config) is not TrainConfig:
         remedy = "Use it with esper-train"
         raise UserError(f"hydra/sweeper=optuna_search: searches over trainings. {remedy}")
-    params = [f"{key}={value}" for key, value in (settings.params or {}).items()]
+    params = [f"{key}={value}" for key, value in settings.params.items()]
     space = space_of([*params, *arguments])
     study = open_study(settings, sweep, space, config.resume == "auto")
     OmegaConf.save(config, sweep / "multirun.yaml")
@@ -103,11 +103,11 @@ def distribution_of(override: Override) -> distributions.BaseDistribution:
     value = override.value()
     if isinstance(value, IntervalSweep):
         kind: Callable[..., distributions.BaseDistribution] = distributions.FloatDistribution
-        if isinstance(value.start, int) and isinstance(value.end, int):
+        if isinstance(value.start, int):  # and so is the end, as of int(interval(1,8))
             kind = distributions.IntDistribution
         try:
             return kind(value.start, value.end, log="log" in value.tags)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"{override.input_line}: is no interval to search ({error})") from error
     if isinstance(value, RangeSweep):
         numbers = list(value.range())

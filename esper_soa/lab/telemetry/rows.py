@@ -92,7 +92,7 @@ class RoundRecord(NamedTuple):
 def residents(record: RoundRecord, cost: Cost, stages: tuple[int, ...]) -> np.ndarray:
     """float64 [T, N, S]: what the seed in each slot costs with its gate; 0 outside `stages`."""
     stage = record.code("slot.stage")
-    own = cost.seed[np.arange(len(cost.seed)), np.maximum(record.code("slot.blueprint"), 0)]
+    own = cost.seed[np.arange(len(cost.seed)), record.code("slot.blueprint")]
     gated = (record.code("slot.blend") == Blend.GATE) & np.isin(stage, GATE_STAGES)
     return np.where(np.isin(stage, stages), own + np.where(gated, cost.gate, 0.0), 0.0)
 

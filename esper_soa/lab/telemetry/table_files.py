@@ -16,7 +16,7 @@ from pyarrow import parquet, types
 from esper_soa.lab.telemetry.schema import TABLES
 
 FOLDER = "telemetry"
-FILE = re.compile(r"round_(\d{6,18})\.parquet")
+FILE = re.compile(r"round_(\d{6,})\.parquet")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _array(column: pyarrow.Field, values: Values) -> pyarrow.Array:
     unknown = np.isnan(values) if column.nullable else None
     if types.is_boolean(column.type):
         values = values > 0
-    return pyarrow.array(values, column.type, mask=unknown, safe=False)
+    return pyarrow.array(values, column.type, mask=unknown)
 
 
 def table_from(content: bytes, columns: pyarrow.Schema) -> Contents:
@@ -123,8 +123,7 @@ def read_table(
     files = table_files(Path(folder), table)
     paths = [path for number, path in files.items() if rounds is None or number in rounds]
     parts = [read_file(path, table).values for path in paths]
-    non_empty = [part for part in parts if len(part["round"])] or parts[:1]
     return {
-        name: np.concatenate([part[name] for part in non_empty]) if non_empty else np.zeros(0)
+        name: np.concatenate([part[name] for part in parts]) if parts else np.zeros(0)
         for name in TABLES[table].names
     }

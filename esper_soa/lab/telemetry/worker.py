@@ -40,14 +40,14 @@ class Worker(Generic[Item]):
         self._limit = limit
         self._queue = Queue[Item | None]()  # None: no more will come
         self._failures = Failures()
-        self._refused = self._is_closed = 0
+        self._lost = 0  # items that were not handed to the thread, or left at the end
         self._gone = False  # whether the thread is
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     @property
     def dropped(self) -> int:
         """Items that found the queue full, that failed, or that were left at the end."""
-        return self._refused + self._failures.count + self._is_closed
+        return self._lost + self._failures.count
 
     @property
     def reason(self) -> str:
@@ -65,7 +65,7 @@ class Worker(Generic[Item]):
         if fits:
             self.insist(item)
         else:
-            self._refused += 1
+            self._lost += 1
         return fits
 
     def insist(self, item: Item | None) -> None:
@@ -87,7 +87,7 @@ class Worker(Generic[Item]):
         self._wait(lambda: self._gone, seconds)
         ended = self._gone
         while not self._queue.empty():
-            self._is_closed += self._queue.get() is not None
+            self._lost += self._queue.get() is not None
         if not ended:
             self._queue.put(None)
         return ended

@@ -103,7 +103,7 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
 def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
     """The embedded subset of Fashion-MNIST: 28x28 grey, zero padded to 32x32, in all channels."""
     parts = []
-    with np.load(FASHION32_FILE, allow_pickle=False) as file:
+    with np.load(FASHION32_FILE) as file:
         for part in ("train", "test"):
             grey = np.pad(file[f"{part}_images"], ((0, 0), (2, 2), (2, 2)))
             labels = file[f"{part}_labels"].astype(np.int64)

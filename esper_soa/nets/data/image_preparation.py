@@ -41,18 +41,19 @@ def read_npz(
     val_labels, the validation part, may be there, and class_names, which hold where `names` are
     empty. SettingError or DataError for what cannot be used.
     """
-    parts = _parts(cfg, setting)
+    path = user_path(setting, cfg.root)
+    where = f"{setting}={one_line(cfg.root)}"
+    parts = _parts(path, where)
     own = parts.pop(CLASS_NAMES, None)
     if own is not None and not names:
         actual = f"{own.name} has shape {list(own.shape)} and type {own.dtype}"
-        is_text = len(own.shape) == 1 and own.dtype.kind == "U" and own.shape[0] <= MAX_CLASSES
+        is_text = len(own.shape) == 1 and own.dtype.kind == "U"
         check_data(is_text, actual, "be a list of texts", "Save numpy.array(['cat', 'dog']).")
         names = own.whole().tolist()
     count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2])
-    path = user_path(setting, cfg.root)
     packed = path.stat().st_size
-    problem = f"{setting}={one_line(cfg.root)}: {packed} bytes hold {count} images"
-    check_ratio(f"{problem} of {IMAGE_BYTES} bytes", packed, count * IMAGE_BYTES)
+    problem = f"{where}: {packed} bytes hold {count} images of {IMAGE_BYTES} bytes"
+    check_ratio(problem, packed, count * IMAGE_BYTES)
     images = prepare(parts, cfg, names)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -63,19 +64,17 @@ def read_npz(
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
     """Images in the .npz file `cfg.root` by its headers: of the training part, of the others."""
-    parts = _parts(cfg)
+    parts = _parts(user_path("data.root", cfg.root), f"data.root={one_line(cfg.root)}")
     train, *others = (sum(parts[key].shape[:1]) for key in KEYS[::2] if key in parts)
     return train, sum(others)
 
 
-def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, LazyArray]:
+def _parts(path: Path, where: str) -> dict[str, LazyArray]:
     """Images and labels of all parts and names of classes by key."""
-    where = f"{setting}={one_line(cfg.root)}"
-    parts, names = npz_arrays(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
+    parts, names = npz_arrays(path, where, (*KEYS, CLASS_NAMES))
     missing = [key for key in KEYS[:4] if key not in parts]
-    names_text = ", ".join(map(one_line, names[:8])) or "no arrays"
     message = f"{where}: lacks {', '.join(missing)}"
-    check_data(not missing, message, f"have {', '.join(KEYS[:4])}", f"It holds {names_text}.")
+    check_data(not missing, message, f"have {', '.join(KEYS[:4])}", f"It holds {one_line(names)}.")
     return parts
 
 

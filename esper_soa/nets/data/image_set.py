@@ -167,7 +167,7 @@ def image_set(
     arrays = [array for part in parts for array in part]
     digest = hashlib.sha256()
     for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
+        digest.update(array.data)
     digest.update(extra)
     counts = "{:d} training, {:d} validation and {:d} test images".format(*map(len, arrays[::2]))
     train, val, test = ((torch.from_numpy(one), torch.from_numpy(two)) for one, two in parts)

@@ -4,12 +4,8 @@ The file is not trusted: nothing in it is unpickled, and a header must fit the s
 """
 
 import io
-import lzma
 import math
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +15,6 @@ import numpy as np
 from numpy.lib import format as npy
 
 from esper_soa.config.errors import DataError, check_data, one_line
-from esper_soa.config.registry import RAISED
 
 SUFFIX = ".npy"  # of the members of an .npz
 HEADER_BYTES = 16_384  # read of a member to find its header, which numpy limits to 10,000
@@ -28,10 +23,6 @@ SMALL_BYTES = 64 << 20
 CHUNK_BYTES = 4 << 20  # bytes in work at a time
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # that numpy writes, of bounded memory
 REMEDY = "Save the arrays anew: numpy.savez('mine.npz', train_images=..., train_labels=..., ...)."
-
-# What zipfile and the readers of headers raise for what is broken, encrypted or too large.
-_OF_READERS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError)
-_BROKEN = (*_OF_READERS, SyntaxError, EOFError, OSError, MemoryError, *RAISED)
 
 
 class LazyArray(NamedTuple):
@@ -99,14 +90,13 @@ def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
         left = shape[0]
         row = max(1, math.prod(shape[1:]) * dtype.itemsize)
         # In Fortran order the first index changes fastest, so that a row is all over the array.
-        transposed = fortran and len(shape) > 1
-        at_once = left if transposed else max(1, most_bytes // row)
+        at_once = left if fortran else max(1, most_bytes // row)
         with _data_errors(name), zipfile.ZipFile(path) as file, file.open(member) as stream:
             stream.read(begin.tell())
             while left:
                 count = min(left, at_once)
                 values = np.frombuffer(stream.read(count * row), dtype)
-                yield values.reshape((count, *shape[1:]), order="F" if transposed else "C")
+                yield values.reshape((count, *shape[1:]), order="F" if fortran else "C")
                 left -= count
 
     return LazyArray(name, shape, dtype, rows)
@@ -124,11 +114,13 @@ def _data_errors(where: str) -> Iterator[None]:
     """Raise DataError for what goes wrong with the file in the context."""
     try:
         yield
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{where}: there is no such file. Name the .npz file.") from error
     except PermissionError as error:
         problem = f"{where}: cannot be read ({error.strerror}). Check its permissions."
         raise DataError(problem) from error
-    except _BROKEN as error:
+    except Exception as error:  # noqa: BLE001 (what readers raise for what is broken or large)
         problem = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
         raise DataError(f"{where}: {problem}. {REMEDY}") from error

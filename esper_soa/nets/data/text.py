@@ -208,8 +208,9 @@ def text_files(path: Path) -> list[Path]:
     return [path]
 
 
-def _refuse(error: OSError) -> None:
-    raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+def _refuse(error: OSError, file: Path | None = None) -> None:
+    place = file or error.filename  # which an error of reading does not have
+    raise DataError(f"{place}: cannot be read ({error.strerror})") from error
 
 
 def read_bytes(files: Sequence[Path]) -> np.ndarray:
@@ -243,4 +244,4 @@ def check_encoding(file: Path) -> None:
         place = read - len(error.object) + error.start
         raise DataError(f"{file}: no UTF-8 text (byte {place}); {REMEDY}") from error
     except OSError as error:
-        _refuse(error)
+        _refuse(error, file)

@@ -40,9 +40,8 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
         parts = [tokenizer.encode(text, add_special_tokens=False).ids for text in _pieces(content)]
         made = np.array([token for part in parts for token in part], np.int32)
         if not made.size or made.max() >= count:
-            most = f"{made.max()} is the largest" if made.size else "none"
-            reason = f"of {count} tokens that it knows, the text has {most}; take another one"
-            raise DataError(f"data.tokenizer={name}: {reason}")
+            reason = f"gives the text no tokens, or some beyond the {count} that it knows"
+            raise DataError(f"data.tokenizer={name}: {reason}; take another one")
         _write(path, made)
         kept = _kept(path, count)
         found = made if kept is None else kept

@@ -87,7 +87,7 @@ def images(
             named |= validation
         parts = [lazy_array(argument, _numpy(argument, value)) for argument, value in named.items()]
         result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
-    result = replace(result, name=str(name or result.name))
+    result = replace(result, name=name or result.name)
     LOGGER.info("data     %s", result)
     return result
 

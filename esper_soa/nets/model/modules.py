@@ -319,8 +319,7 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
 def _numbers(kind: str, arguments: dict) -> dict:
     """The arguments of a layer of this kind; ValueError where one is no number."""
     for name, value in arguments.items():
-        values = value if isinstance(value, list) else [value]
-        if name == "device" or not all(isinstance(one, int | float) for one in values):
+        if name == "device" or not isinstance(value, int | float):
             fault = f"{name}={value!r}, which is no number of a layer"
             raise ValueError(f"a layer of the kind {kind} with {fault}")
     return arguments

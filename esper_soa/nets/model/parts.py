@@ -53,8 +53,6 @@ class Table(NamedTuple):
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
         """rows [n, total] -> one [n, *shape] view per parameter."""
-        if not self.parameters:
-            return []
         both = zip(rows.split(self.sizes, dim=1), self.parameters, strict=True)
         return [part.reshape(part.shape[0], *own.shape) for part, own in both]
 
@@ -70,7 +68,7 @@ class Table(NamedTuple):
             return rows
         facts = zip(*[(one.bound, one.value, one.std) for one in self.parameters], strict=True)
         columns = torch.stack([self.spread(one, keys.device) for one in facts]).to(dtype)
-        width = max(1, DRAWN // max(1, keys.shape[0]))
+        width = max(1, DRAWN // keys.shape[0])
         for start in range(0, self.total, width):
             bound, value, std = columns[:, start : start + width]
             places = torch.arange(start, start + len(bound), device=keys.device)

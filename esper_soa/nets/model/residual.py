@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esper_soa.config.errors import one_line
 from esper_soa.nets.model import blueprints, segments
 from esper_soa.nets.model.parts import Parameter, Part, are_parts
 
@@ -24,7 +23,7 @@ class Residual:
     def __post_init__(self) -> None:
         if not are_parts(self.parts):
             allowed = f"must be of a tuple of parts ({blueprints.PART_NAMES})"
-            raise ValueError(f"a residual segment of {one_line(self.parts)}: {allowed}")
+            raise ValueError(f"a residual segment of {self.parts}: {allowed}")
         _ = self.architecture
 
     @property

@@ -116,7 +116,7 @@ def architecture_of(part: registry.Part, name: str, code: int) -> blueprints.Arc
         return replace(result, code=code, name=name)
     if not are_parts(result):
         problem = f"no tuple of parts ({blueprints.PART_NAMES}) and no Architecture"
-        raise ValueError(f"blueprint {name}: it gives {one_line(result)}, {problem}")
+        raise ValueError(f"blueprint {name}: it gives {result}, {problem}")
     return blueprints.Architecture(code, name, result)  # type: ignore[arg-type]
 
 
@@ -130,7 +130,7 @@ def host_of(part: registry.Part, name: str, num_classes: int) -> Host:
     kinds = [kind.__name__ for kind in HOST_PARTS]
     if not isinstance(result, tuple):
         problem = f"no tuple of segments ({', '.join(kinds)})"
-        raise ValueError(f"host {name}: it gives {one_line(result)}, {problem}")
+        raise ValueError(f"host {name}: it gives {result}, {problem}")
     unsupported = [type(one).__name__ for one in result if not isinstance(one, HOST_PARTS)]
     if unsupported:
         problem = f"a {unsupported[0]} among its segments, no {' and no '.join(kinds)}"
@@ -244,13 +244,12 @@ def _module_findings(module: nn.Module) -> list[str]:
 
 
 def host_findings(host: Host, classes: int) -> tuple[str, ...]:
-    """What keeps hosts like this from being trained with so many classes, in words."""
+    """What keeps hosts like this from being trained with so many classes, in words; ValueError for
+    segments that do not stand in a chain.
+    """
     if isinstance(host, UserHost):
         return _sequential_findings(host)
-    try:
-        shape = host_shape(TaskConfig(), (), host=host)
-    except ValueError as error:
-        return (str(error),)
+    shape = host_shape(TaskConfig(), (), host=host)
     findings = []
     if len(shape.segments) < 3:
         findings.append("it has less than two segments")
@@ -294,8 +293,8 @@ def _kept_findings(module: nn.Sequential) -> list[str]:
     findings = _module_findings(module)
     reserved = [name for name, _ in module.named_children() if RESERVED_NAME.fullmatch(name)]
     if reserved:
-        other = "another part of a grown network"
-        findings.append(f"its segment {reserved[0]} has the name of {other}")
+        other = "have names of other parts of a grown network"
+        findings.append(f"its segments {', '.join(reserved)} {other}")
     if len(set(map(id, module))) < len(module):
         findings.append("two of its segments are one, which rows of weights cannot say")
     state = module.state_dict(keep_vars=True)

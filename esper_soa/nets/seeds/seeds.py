@@ -99,7 +99,7 @@ def _columns(shape: HostShape, group: Group, width: int) -> list[slice]:
     for first in range(0, parts * sum(layout), sum(layout)):
         start = first + layout.seed
         columns += [slice(first, first + seed), slice(start, start + gate)]
-    return [*columns, slice(width - count, width)] if count else columns
+    return [*columns, slice(width - count, width)]
 
 
 def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
@@ -125,8 +125,7 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
         columns = _columns(shape, group, pool[name].shape[1])
         parts = rows.split([part.stop - part.start for part in columns], dim=1)
         for part, numbers in zip(columns, parts, strict=True):
-            if numbers.shape[1]:
-                pool[name][:, part].index_copy_(0, group.rows, numbers)
+            pool[name][:, part].index_copy_(0, group.rows, numbers)
 
 
 @dataclass

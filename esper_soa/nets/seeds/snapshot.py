@@ -68,7 +68,7 @@ def restore_where_(
     for slot, spec in enumerate(shape.slots):
         pool = weights["seeds", spec.name]
         is_fossil = fossil[:, slot]
-        back = where & is_fossil & (snapshot["fossil"][:, slot] | broken)
+        back = where & (snapshot["fossil"][:, slot] | broken)
         _copy_where_(pool["params"], snapshot["seeds", spec.name], back)
         pool["params"].masked_fill_((where & ~is_fossil)[:, None], 0.0)
         pool["momentum"].masked_fill_(where[:, None], 0.0)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -133,22 +134,24 @@ def test_the_numbers_of_a_run_are_those_of_its_summary(tmp_path: Path) -> None:
 def test_seeds_that_a_group_has_not_played_count_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = study(tmp_path, "a=", "b=policy.name=wait", "seeds=[5,9,7,8]")
+    asked = study(tmp_path, "a=", "b=policy.name=wait", "seeds=[5,9,7,8,6]")
 
     def numbers(_: object, group: str, seed: int) -> dict[str, dict[str, float]]:
         lead = {"a": 0, "b": seed - 6}[group]
         return {group: dict.fromkeys(command.NUMBERS, 10.0 * seed + lead)}
 
-    failing = {9: {"b": "fault"}}
+    failing = {9: {"b": "fault"}, 6: {"a": "one", "b": "other"}}
     monkeypatch.setattr(command, "play_seed", lambda asked, seed, groups: failing.get(seed, {}))
     monkeypatch.setattr(command, "numbers_of", numbers)
     monkeypatch.setattr(command, "report_in", lambda _: "none")
     asked.out.mkdir()
     console = quiet()
-    assert command.compare(asked, console) == ["b seed 9: fault"]
+    faults = ["b seed 9: fault", "a seed 6: one", "b seed 6: other"]
+    assert command.compare(asked, console) == faults
     told = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "seed 5: test accuracy a 50.00, b 49.00" in told
     assert "seed 9: test accuracy a 90.00" in told
+    assert "seed 6: test accuracy of none" in told
     assert f"written to {asked.out}/compare.json; runs by group and seed beside it" in told
     assert told[-1] == "report none"
     # differences -1, 1 and 2: two of them above; mean 0.667, deviation 1.528, t of two degrees of
@@ -216,13 +219,33 @@ def test_equal_values_and_a_seed_alone_have_no_bounds() -> None:
         assert lead.startswith(f"c test accuracy +0.20 {seeds}/{seeds} – ")
 
 
-def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
-    asked = study(tmp_path, "a=", "b=data.name=cifar10 data.root=nowhere", "seeds=[5]")
-    failed = command.compare(asked, quiet())
-    assert len(failed) == 1
-    assert failed[0].startswith("b seed 5: data.root=")
-    assert RecordedRun(asked.folder("a", 5)).summary["grown"]["test_accuracies"]
+def test_a_run_that_fails_does_not_lose_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["a=", "b=data.name=cifar10 data.root=nowhere", "c=data=cifar10 data.root=nowhere"]
+    fault = "data.root=nowhere: no such folder or archive. Name the place of CIFAR-10, or leave "
+    fault += "data.root empty."
+    with pytest.raises(SystemExit) as ended:
+        command.main([*TINY, f"out={tmp_path / 'study'}", *given, "seeds=[5]"])
+    assert ended.value.code == 1
+    told = capsys.readouterr()
+    assert told.err == f"failed runs:\n  b seed 5: {fault}\n  c seed 5: {fault}\n"
+    accuracy = RecordedRun(tmp_path / "study" / "a" / "seed_5").summary["grown"]["test_accuracy"]
+    assert told.out.splitlines() == [f"seed 5: test accuracy a {accuracy:.2f}"]
     assert not (tmp_path / "study" / "compare.json").exists()
+
+
+def test_nothing_is_compared_with_a_group_that_has_played_no_seed_or_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = dict.fromkeys(command.NUMBERS, 1.0)
+    monkeypatch.setattr(command, "numbers_of", lambda _, group, seed: {group: numbers})
+    for given, reasons in ((["a=", "b=", "c="], {"c": "x"}), (["a=task.host_lr=[0.5]"], {})):
+        monkeypatch.setattr(command, "play_seed", lambda *_, told=reasons: told)
+        asked = study(tmp_path, *given, "seeds=[5, 9]")
+        faults = [f"{group} seed {seed}: x" for seed in (5, 9) for group in reasons]
+        assert command.compare(asked, quiet()) == faults
+        assert not asked.out.exists()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +280,18 @@ def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
                 r"\[101,102,103\] without a seed twice\.$"
             ),
         ),
-        (["a=", "b=", "seed=3"], r"^setting=seed=3: must be left to seeds= and out=\.$"),
+        (
+            ["a=", "b=", "seed=3", "run_dir=x", "resume=auto"],
+            r"^setting=seed=3, run_dir=x, resume=auto: must be left to seeds= and out=\.$",
+        ),
+        ([], r"^groups=none: must be two or more, such as "),
+        (["a=task.host_lr=[0.1,0.2] task.momentum=uniform(0.1,0.2)"], "^groups=a: must be two"),
+        (["a=task.host_lr=[0.1,0.2]", "tasks=[cifar_minimal,text_small]"], "^groups=a: must be"),
+        (["a=", "b=", "seeds=99999999999"], "^seeds=99999999999: must be a number from 1 to 10000"),
+        (["a=", "b=", f"{'c' * 32}=rounds=1"], "^c{32}: there is no such setting"),
+        (["a=", "b=", "1=rounds=1"], "^1: there is no such setting"),
+        (["a=", "b=", "foo"], "^overrides: "),
+        (["a=", "b=", "budget=minute"], r"^budget=minute: must be added\. Give \+budget=minute\.$"),
         (["a=", "a=", "b="], r"^a='': must be a group of its own: the name is taken\.$"),
     ],
 )
@@ -266,8 +300,15 @@ def test_mistakes_are_told_before_any_run(tmp_path: Path, given: list[str], word
         study(tmp_path, *given)
 
 
-def test_a_number_of_seeds_begins_at_the_setting(tmp_path: Path) -> None:
-    assert study(tmp_path, "a=", "b=", "seeds=3").seeds == (42, 43, 44)
+def test_a_number_of_seeds_begins_at_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = command.study_of(["a=", "b="])
+    assert asked.seeds == tuple(range(42, 52))
+    place = rf"{tmp_path}/runs/compare/[\d-]{{10}}_[\d-]{{8}}"
+    assert re.fullmatch(place, str(asked.out))
+    assert study(tmp_path, "a=", f"{'b' * 31}=", "seeds=10000").seeds == tuple(range(42, 10_042))
 
 
 def test_a_command_ends_with_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,3 +316,9 @@ def test_a_command_ends_with_a_status(tmp_path: Path, capsys: pytest.CaptureFixt
         command.main([*TINY, "a="])
     assert ended.value.code == 2
     assert "error: groups=a" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--help"])
+    assert ended.value.code == 0
+    usage = 'usage: esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]'
+    head = f"{usage}\n\nCompare settings over seeds.\n"
+    assert capsys.readouterr().out.startswith(head)

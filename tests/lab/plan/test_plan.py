@@ -5,11 +5,18 @@ test_plan_holds.py.
 import io
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar
 
 import pytest
 import torch
@@ -17,7 +24,7 @@ from program import TINY, finished
 from rich.console import Console
 from tiny_world import quiet_progress, tiny_settings
 
-from esper_soa.config.agent import PolicyConfig
+from esper_soa.config.agent import PolicyConfig, PPOConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import DataConfig
@@ -26,6 +33,8 @@ from esper_soa.config.settings import (
     ComputeConfig,
     TelemetryConfig,
     TrainConfig,
+    WorldConfig,
+    settings_from_yaml,
     settings_yaml,
 )
 from esper_soa.env.step import StepData
@@ -36,9 +45,12 @@ from esper_soa.lab.plan.plan import (
     Disk,
     Plan,
     disk_of,
+    make_plan,
     plan_table,
     run_probe,
     share,
+    show_plan,
+    show_plan_json,
     slowest_rank,
     total_text,
     verdict,
@@ -58,7 +70,7 @@ from esper_soa.lab.plan.probe import (
     round_of,
     settings_in,
 )
-from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
+from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
 from esper_soa.runtime.memory import at_once, needs
 from esper_soa.training.build import build_world
@@ -66,6 +78,7 @@ from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 # program, host, device, free; seconds of build, episode, bare episode, update, files, report
 COST = (400 * MIB, 500 * MIB, 0, GIB, 1.0, 8.0, 4.0, 2.0, 0.5, 3.0)
@@ -105,6 +118,8 @@ def test_pace_and_duration_follow_from_a_round() -> None:
     assert plan.seconds == pytest.approx(1.0 + 20 * 10.5 + 3 * 4.0 + 3.0)
     assert plan_of(control="none").seconds == pytest.approx(1.0 + 20 * 10.5 + 3.0)
     assert plan_of(control="heuristic").seconds == pytest.approx(1.0 + 20 * 10.5 + 8.0 + 3.0)
+    same = plan_of(control="heuristic", policy=PolicyConfig(name="heuristic"))
+    assert same.seconds == pytest.approx(1.0 + 20 * 10.5 + 3.0), "which its last rounds are anyway"
     short = plan_of(control="wait", control_rounds=3, rounds=2)
     assert short.seconds == pytest.approx(1.0 + 2 * 10.5 + 2 * 4.0 + 3.0)
 
@@ -152,6 +167,7 @@ def test_what_does_not_fit_says_what_to_lower() -> None:
         "compute.env_chunk"
     )
     assert verdict(plan_of(TOOK._replace(free=96 * MIB))) == told
+    assert verdict(plan_of(disk=DISK._replace(free=507))) == "fits"
     tight = DISK._replace(free=506)
     disk = "disk: lower telemetry.level or checkpoint_keep, or give another run_dir"
     assert verdict(plan_of(disk=tight)) == f"does not fit: {disk}"
@@ -206,12 +222,16 @@ def test_the_record_of_a_plan_has_every_number_in_its_place() -> None:
     assert not plan_of(TOOK._replace(free=96 * MIB)).fits
 
 
-def rows_of(plan: Plan) -> list[str]:
-    """The lines of a plan's table, one blank between words."""
+def shown(show: Callable[[T, Console], None], what: T) -> list[str]:
+    """The lines that are shown, one blank between words."""
     console = Console(file=io.StringIO(), width=160)
     with console.capture() as found:
-        console.print(plan_table(plan))
+        show(what, console)
     return [" ".join(line.split()) for line in found.get().splitlines() if line.strip()]
+
+
+def rows_of(plan: Plan) -> list[str]:
+    return shown(lambda plan, console: console.print(plan_table(plan)), plan)
 
 
 def test_the_table_of_a_plan_has_every_number_in_its_place() -> None:
@@ -228,19 +248,88 @@ def test_the_table_of_a_plan_has_every_number_in_its_place() -> None:
         "the run 21m44s with control and report",
         "disk 3.0 MiB 0.25 MiB per round; 5.0 GiB free",
     ]
+    full = rows_of(plan_of(TOOK._replace(free=0)))
+    assert full[3] == "largest envs 0 other settings as they are"
+    columns = [(one.justify, one.style) for one in plan_table(plan_of()).columns]
+    assert columns == [("left", ""), ("right", ""), ("left", "dim")]
     gpu = TOOK._replace(device=200 * MIB, device_name="cuda:0", free=-1)
-    told = rows_of(plan_of(gpu, envs=7, ranks=2))
+    told = rows_of(plan_of(gpu, envs=7, ranks=2, early_stop=EarlyStopConfig(patience=3)))
     assert told[0] == f"{name}: rounds=20 steps=5 envs=7 on cuda"
     assert told[1] == "memory 200 MiB of each of 2 ranks on cuda:0; unknown"
     assert told[3] == "largest envs unknown other settings as they are"
+    assert told[6].endswith("with control and report, at most (early_stop)")
 
 
-def test_the_table_says_that_its_duration_is_at_most_that() -> None:
-    for early, told in ((EarlyStopConfig(), False), (EarlyStopConfig(patience=3), True)):
-        console = Console(file=io.StringIO(), width=120)
-        with console.capture() as found:
-            console.print(plan_table(plan_of(early_stop=early)))
-        assert ("at most (early_stop)" in found.get()) == told
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What processes of probes are asked; each leaves two rounds and answers with TOOK."""
+    found: list[tuple] = []
+
+    def run(words: list[str], **given: object) -> subprocess.CompletedProcess[str]:
+        *program, place, rank, ranks = words
+        cfg = settings_from_yaml(Path(place, SETTINGS).read_text(encoding="utf-8"))
+        found.append((rank, ranks, program, given, cfg, place))
+        Path(place, rank).mkdir()
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            Path(place, rank, name).write_bytes(b"x" * MIB)
+        return subprocess.CompletedProcess(words, 0, f"?\n{json.dumps(TOOK._asdict())}\n", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.chdir(tmp_path)
+    free = {tmp_path: 10**9}
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
+    return found
+
+
+def test_a_probe_of_every_rank_is_asked_and_nothing_is_left(asked: list[tuple]) -> None:
+    cfg = replace(plan_of().cfg, envs=7, ranks=2, restarts=1, run_dir="to/be")
+    plan = make_plan(cfg)
+    (place,) = {place for *_, place in asked}
+    assert not Path(place).exists()
+    program = [sys.executable, "-m", "esper_soa.lab.plan"]
+    given = dict.fromkeys(("capture_output", "text"), True) | {"check": False}
+    given["env"] = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    own = replace(cfg, ranks=1, restarts=0, envs=4)
+    wanted = [(rank, "2", program, given, own, place) for rank in "01"]
+    assert sorted(asked, key=lambda one: one[0]) == wanted
+    disk = Disk(20 * 2 * MIB, 2 * MIB, 10**9)
+    assert plan == Plan(cfg, TOOK._replace(free=GIB // 2), disk)
+    (line,) = shown(show_plan_json, cfg)
+    assert json.loads(line) == plan.record()
+    assert shown(show_plan, cfg) == [*rows_of(plan), verdict(plan)]
+
+
+@pytest.mark.usefixtures("asked")
+def test_the_plan_of_every_task_is_shown_and_what_they_come_to() -> None:
+    cfg = replace(plan_of().cfg, worlds={"one": WorldConfig(), "other": WorldConfig(envs=3)})
+    plans = {name: make_plan(one) for name, one in cfg.by_task.items()}
+    each = [[f"task {name}", *rows_of(plan), "fits"] for name, plan in plans.items()]
+    assert shown(show_plan, cfg) == [*sum(each, []), total_text([*plans.values()])]
+    records = [json.loads(line) for line in shown(show_plan_json, cfg)]
+    assert records == [plan.record() for plan in plans.values()]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        (2, UserError, "envs=0: no"),
+        (-9, UserError, ENDED),
+        (1, RuntimeError, "the probe failed:\nwarning\nerror: envs=0: no\n"),
+    ],
+)
+def test_a_probe_that_fails_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    error: type[Exception],
+    told: str,
+) -> None:
+    words = "warning\nerror: envs=0: no\n"
+    ended = subprocess.CompletedProcess([], status, "", words)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(error) as raised:
+        run_probe(tmp_path, 1, 0)
+    assert str(raised.value) == told
 
 
 def same_work(data: StepData) -> StepData:
@@ -289,6 +378,12 @@ def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
     for phase in ("telemetry", "files", "update", "files"):
         pace.on_phase_end(phase)
     assert (pace.files_seconds, pace.update_seconds) == (3.0, 5.0)
+    beside = pace.beside
+    pace.report("a later round")
+    pace.clock = iter((110.0, 120.0)).__next__
+    for phase in ("update", "training"):
+        pace.on_phase_end(phase)
+    assert (pace.beside, pace.update_seconds) == (beside, 5.0)
 
 
 def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if() -> None:
@@ -317,9 +412,12 @@ def test_an_env_step_that_is_cut_takes_a_step_of_the_optimizer() -> None:
     world = build_world(replace(few_images(4), batch_size=4, accumulate=2, train_samples=16), CPU)
     given = world.work(0)
     envs = torch.arange(2)
-    for cut, batch, validated in ((few_samples, 3, 3), (one_batch, 4, 16)):
+    for cut, few, batch, validated in (
+        *((few_samples, 3, 3, 3), (few_samples, 6, 4, 6)),
+        (one_batch, 3, 4, 16),
+    ):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(probe, "FEW_SAMPLES", 3)
+            patch.setattr(probe, "FEW_SAMPLES", few)
             data = cut(world, given)
         assert (given.num_batches, data.num_batches) == (4, 2)
         assert [len(data.training.batch(envs, index)[1]) for index in (0, 1)] == [batch] * 2
@@ -332,6 +430,8 @@ def test_what_one_env_takes_is_told_by_so_many_that_the_memory_between_them_show
     small, large = (at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (few, many))
     assert large - small == pytest.approx(SPREAD, rel=0.25)
     assert numbers_of_envs(cfg, CPU, 10**9) == (1, 3), "of what is free each rank has a share"
+    learning = PolicyConfig(ppo=PPOConfig(minibatches=4))
+    assert numbers_of_envs(replace(cfg, policy=learning), CPU, 10**9) == (4, 12)
 
 
 def test_on_a_gpu_all_env_steps_are_played_in_full() -> None:
@@ -357,8 +457,13 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
 ) -> None:
     cfg = replace(few_images(3), rounds=5, report=False)
     monkeypatch.setattr(probe, "ProbeProfile", KeptProfile)
+    begun = time.perf_counter()
     took = round_of(cfg, RunFolder(tmp_path / "probe"), 100.0, 1)
+    elapsed = time.perf_counter() - begun
     pace = KeptProfile.newest
+    parts = (took.build_seconds, took.update_seconds, took.report_seconds, pace.files_seconds)
+    assert min(parts) > 0
+    assert sum([*parts, *pace.full_times, pace.beside]) < elapsed
     beside = max(0.0, pace.beside)
     assert took.files_seconds == pytest.approx(pace.files_seconds / 2), "of a round"
     assert took.update_seconds == pace.update_seconds, "of the first"
@@ -368,11 +473,14 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
     assert (took.program, took.device) == (1, 0)
     assert took.host > 1 < took.free
     assert 0 < took.bare_seconds <= took.episode_seconds
-    assert min(took.build_seconds, took.files_seconds, took.update_seconds) > 0
     found = disk_of(tmp_path / "probe", cfg)
     assert 5 * found.per_round < found.whole < found.free
     assert len((tmp_path / "probe" / "metrics.jsonl").read_text().splitlines()) == 2
-    assert peak_memory(cfg, 0, tmp_path / "peak") > 1
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "STATUS", tmp_path / "elsewhere")  # where Linux is not
+        assert peak_memory(replace(cfg, steps=1), 0, tmp_path / "peak") == pytest.approx(
+            took.host, rel=0.2
+        )
 
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
@@ -382,6 +490,8 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
     )
     with pytest.raises(UserError, match=told):
         room_of(replace(tiny_settings(2, 1, 10**6), envs=2**20), 0, 1)
+    with pytest.raises(UserError, match=r"that cpu holds the run\."):
+        room_of(tiny_settings(2, 1, 4), 0, 10**6)
 
 
 @pytest.mark.parametrize(("large", "per_env"), [(5000, 500.0), (1050, 100.0), (900, 100.0)])
@@ -416,6 +526,8 @@ def test_a_fork_answers_and_this_process_starts_no_thread_for_it(
     told = r"^the first round was ended by a signal, as when memory runs out\. Lower envs, .+$"
     with pytest.raises(UserError, match=told):
         result_of_fork(end_by_a_signal)
+    with pytest.raises(AssertionError, match="its error is printed"):
+        result_of_fork(partial(int, "none"))
 
 
 @pytest.mark.slow
@@ -434,8 +546,31 @@ def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_probe_that_is_refused_says_why(tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text("train_samples: 999999\nbatch_size: 27027\nname: x\n")
-    with pytest.raises(UserError, match="train_samples=999999: must be at most"):
-        run_probe(tmp_path, 1, 0)
+# as above
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_probe_answers_in_a_line_or_says_why_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probe, "SPREAD", 0)  # one env and three
+    monkeypatch.setattr(sys, "argv", ["probe", str(tmp_path), "0", "1"])
+    kept: list[tuple] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *given: kept.append(given))
+    cfg = replace(few_images(2), report=False)
+    (tmp_path / SETTINGS).write_text(settings_yaml(cfg), encoding="utf-8")
+    probe.main()
+    found = ProbeResult(**json.loads(capsys.readouterr().out))
+    assert (found.device_name, found.device, found.measured_steps) == ("cpu", 0, 2)
+    assert MIB < found.program < 1.01 * found.host
+    needed = [at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (1, 2, 3)]
+    assert room_of(cfg, 0, 1) == (found.least, 1, 3, (needed[2] - needed[0]) / 2)
+    assert (found.least, found.per_env >= (needed[2] - needed[0]) / 2) == (needed[1], True)
+    assert kept == [(0, sorted(os.sched_getaffinity(0)))]
+    assert sorted(path.name for path in (tmp_path / "envs_0").iterdir()) == ["1", "3"]
+    left = {path.name for path in (tmp_path / "0").iterdir()}
+    assert left & {"config.yaml", "best.pt", "report.html"} == {"config.yaml", "best.pt"}
+    assert len((tmp_path / "0" / "metrics.jsonl").read_text().splitlines()) == 1
+    (tmp_path / SETTINGS).write_text("steps: 1000000\nenvs: 1048576\nname: x\n")
+    with pytest.raises(SystemExit) as ended:
+        probe.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: steps=1000000: must be so small that cpu ")

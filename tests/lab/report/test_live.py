@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from report_runs import PROGRAM, line, make_run, summary, write_lines, write_rou
 from esper_soa.config.errors import UserError
 from esper_soa.lab.report import live
 from esper_soa.lab.report.live import HOST, Server, port_of, state_of
+from esper_soa.runtime.signals import Interrupted
 
 
 @pytest.fixture
@@ -83,14 +85,15 @@ def test_a_job_of_a_sweep_that_begins_later_comes_in(run: Path) -> None:
 
 def test_it_is_on_the_loopback_alone_and_other_names_are_refused(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    assert asked(server, "/", host="evil.example")[0] == 403
+    refused = (403, "this address is 127.0.0.1 alone")
+    assert asked(server, "/", host="evil.example") == refused
     assert asked(server, "/", host="localhost:1")[0] == 200
 
 
 def test_nothing_can_be_written_and_no_other_file_read(server: Server, run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert asked(server, "/", method="POST")[0] == 501
-    assert asked(server, "/config.yaml")[0] == 404
+    assert asked(server, "/config.yaml") == (404, "there is no such page")
     assert asked(server, "/../../etc/passwd")[0] == 404
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
@@ -103,6 +106,9 @@ def test_a_folder_that_is_gone_is_an_answer_and_no_end(server: Server, run: Path
     assert asked(server, "/")[0] == 200
 
 
+FREE = ("Server", "Date")  # headers of http.server itself
+
+
 def test_a_request_that_does_not_come_is_given_up_and_no_page_is_put_in_a_frame(
     server: Server, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,11 +118,26 @@ def test_a_request_that_does_not_come_is_given_up_and_no_page_is_put_in_a_frame(
         assert half.recv(1) == b"", "the server has closed it"
     (run / "overrides.txt").write_text("x")
     (run / "versions.json").write_text('{"git": "\\ud800"}')
-    connection = HTTPConnection(HOST, server.server_address[1], timeout=30)
-    connection.request("GET", "/")
-    answer = connection.getresponse()
-    told = [answer.getheader(name) for name in ("X-Frame-Options", "X-Content-Type-Options")]
-    assert (answer.status, *told) == (200, "DENY", "nosniff")
+    for path, status, kind, kept in (
+        ("/", 200, "text/html", "no-store"),
+        ("/news", 200, "application/json", "no-store"),
+        ("/vega.js", 200, "text/javascript", "max-age=3600"),
+        ("/x", 404, "text/plain", "no-store"),
+    ):
+        connection = HTTPConnection(HOST, server.server_address[1], timeout=30)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        told = {name: value for name, value in answer.getheaders() if name not in FREE}
+        assert (answer.status, told) == (
+            status,
+            {
+                "Content-Type": f"{kind}; charset=utf-8",
+                "Content-Length": str(len(answer.read())),
+                "Cache-Control": kept,
+                "X-Content-Type-Options": "nosniff",
+                "X-Frame-Options": "DENY",
+            },
+        )
 
 
 def test_the_port_is_a_setting_among_the_runs_and_one_that_is_none_is_refused() -> None:
@@ -141,6 +162,48 @@ def test_a_port_that_is_taken_is_refused_with_what_to_do(
     )
 
 
+def test_runs_are_read_again_after_a_while_and_the_page_made_anew_where_they_have_changed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MIN_SECONDS", 1e9)
+    with Server([str(run)], PROGRAM, 0) as watched:
+        first = watched.look()
+        write_lines(run / "metrics.jsonl", [line(1, 40.0), line(2, 46.5)])
+        assert watched.look() == first
+        monkeypatch.setattr(live, "MIN_SECONDS", 0.0)
+        second = watched.look()
+        assert second != first
+        assert watched.look()[0] is second[0]
+
+
+def test_the_command_says_where_the_page_is_once_it_can_be_made(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = list[Server]()
+    lowered = list[int]()
+
+    def stop(server: Server) -> None:
+        served.append(server)
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(Server, "serve_forever", stop)
+    monkeypatch.setattr(os, "nice", lowered.append)
+    monkeypatch.setattr(live, "bundle", lambda: PROGRAM)
+    live.main(["port=0", str(run)])
+    address = f"http://127.0.0.1:{served[0].server_address[1]}/"
+    assert capsys.readouterr().out == f"{address}  (Ctrl-C ends this, and no run)\n"
+    assert (served[0].folders, lowered) == ([str(run)], [10])
+    for words, told in (
+        ([], "error: RUN='': must be the folder of a run, or one that holds some.\n"),
+        ([str(run.parent / "x")], f"error: RUN={run.parent}/x: holds no run: .*\n"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            live.main(["port=0", *words])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        assert re.fullmatch(told, err), err
+
+
 def test_the_stamp_follows_number_time_and_size_of_files(tmp_path: Path) -> None:
     stamps = [state_of([tmp_path])]
     file = tmp_path / "metrics.jsonl"
@@ -148,5 +211,11 @@ def test_the_stamp_follows_number_time_and_size_of_files(tmp_path: Path) -> None
         file.write_text(text)
         os.utime(file, (seconds, seconds))
         stamps.append(state_of([tmp_path]))
-    assert [written for _, written in stamps] == [0.0, 5.0, 5.0, 7.0]
-    assert len({stamp for stamp, _ in stamps}) == 4
+    others = ("summary.json", "config.yaml", "telemetry/steps/round_000001.parquet")
+    for name in others:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (7, 7))
+        stamps.append(state_of([tmp_path]))
+    assert [written for _, written in stamps] == [0.0, 5.0, 5.0, 7.0, 7.0, 7.0, 7.0]
+    assert len({stamp for stamp, _ in stamps}) == 7

@@ -9,7 +9,8 @@ from report_runs import line, make_run, summary
 
 from esper_soa.config.errors import UserError
 from esper_soa.lab.report.groups import differing, groups_of, key_of
-from esper_soa.lab.report.run_files import find_runs, number, read_run
+from esper_soa.lab.report.run_files import RunRecord, find_runs, number, read_run, round_of
+from esper_soa.lab.run_folders import read_settings
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -24,8 +25,10 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_what_is_not_finite_or_not_there_is_none() -> None:
     record = {"a": {"b": float("nan"), "c": True, "d": 3, "f": 10**400}, "e": None}
-    assert [number(record, "a", name) for name in "bcdf"] == [None, None, 3.0, None]
+    assert str([number(record, "a", name) for name in "bcdf"]) == "[None, None, 3.0, None]"
+    assert RunRecord(Path(), "a", {"slots": 3}).slots == []
     assert number(record, "e", "f") is None
+    assert round_of(record) == 0
 
 
 @pytest.mark.parametrize("depth", [100, 100_000])
@@ -51,13 +54,20 @@ def test_unread_files_have_a_line_each(
 
 
 def test_runs_are_found_once_each_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    for name in ("10", "2", "0"):
+    for name in ("10", "2", "0", "x"):
         make_run(tmp_path / "sweep" / name)
     (tmp_path / "sweep" / "other").mkdir()
-    assert [run.label for run in find_runs([tmp_path / "sweep"])] == ["0", "2", "10"]
+    for name in ("1/2/name", "1/2/3/name"):
+        make_run(tmp_path / "deep" / name)
+    assert [run.label for run in find_runs([tmp_path / "deep"])] == ["name"]
+    assert [run.label for run in find_runs([tmp_path / "sweep"])] == ["x", "0", "2", "10"]
     one = make_run(tmp_path / "a" / "run")
     other = make_run(tmp_path / "b" / "run")
-    assert [run.label for run in find_runs([one, other, one])] == ["a/run", "b/run"]
+    found = find_runs([one, other, tmp_path / "b/../a/run"])
+    assert [run.label for run in found] == [
+        "a/run",
+        "b/run",
+    ]
     told = (
         r"^RUN=/.*/sweep/other: holds no run: there is no config\.yaml of a run in it or below it$"
     )
@@ -72,6 +82,8 @@ def test_a_run_whose_settings_cannot_be_read_is_named_and_hydras_copy_is_no_run(
     broken = make_run(tmp_path / "sweep" / "broken")
     make_run(broken / ".hydra")
     (broken / "config.yaml").write_text("rounds: &x [*x]\n")
+    os.mkfifo(broken / "pipe")
+    assert read_settings(broken / "pipe") == {}, "a pipe is not waited for"
     assert [run.label for run in find_runs([tmp_path / "sweep"])] == ["whole"]
     assert caplog.messages == [
         f"runs     without {broken}/config.yaml: no settings that can be read"
@@ -81,6 +93,13 @@ def test_a_run_whose_settings_cannot_be_read_is_named_and_hydras_copy_is_no_run(
     )
     with pytest.raises(UserError, match=told):
         find_runs([broken])
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "a: ${b", "a: [", "- a", "\xff"])
+def test_settings_that_cannot_be_read_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text, "latin-1")
+    assert read_settings(tmp_path / "config.yaml") == {}
+    assert read_settings(tmp_path / ("x" * 300)) == {}
 
 
 def test_runs_of_the_same_overrides_but_for_the_seed_are_a_group(tmp_path: Path) -> None:

@@ -25,15 +25,7 @@ def parts(run: RunRecord, name: str) -> Table:
     return table_of(run_tables.part_rows([run], name))
 
 
-def test_rounds_have_what_their_lines_say_and_means_are_over_the_runs_that_have_the_round(
-    run: RunRecord, tmp_path: Path
-) -> None:
-    found = table_of(run_tables.round_rows([run]))
-    assert found["round"] == [1, 2, 3]
-    assert found["accuracy"] == [40.0, 46.0, 43.0]
-    assert (found["accuracy_min"][1], found["accuracy_max"][1]) == (43.0, 48.0)
-    assert found["train_gflop"] == [3.0] * 3
-    assert found["kl"] == [0.001] * 3
+def test_means_are_over_the_runs_that_have_the_round(run: RunRecord, tmp_path: Path) -> None:
     other = read_run(make_run(tmp_path / "other", [line(1, 50.0)]))
     both = table_of(run_tables.round_rows([run, other]))
     found = table_of(run_tables.mean_rows(both, "round"))
@@ -63,12 +55,13 @@ def test_every_column_of_a_row_has_its_own_number(tmp_path: Path) -> None:
 
 
 def test_a_table_has_six_digits_and_texts_by_their_codes() -> None:
-    rows = [{"a": 1234.5678, "b": "x", "c": 1234567}, {"a": None, "b": "y"}, {"b": "x", "c": 2}]
+    rows = [{"a": 1234.5678, "b": "x", "c": 1234567}, {"b": "y"}, {"b": "x", "c": 2, "d": "x"}]
     table = table_of(rows)
     assert table == {
         "a": [1234.57, None, None],
         "b": ["x", "y", "x"],
         "c": [1234567, None, 2],
+        "d": [None, None, "x"],
     }
     packed = {"names": ["x", "y"], "codes": [0, 1, 0]}
     assert run_tables.pack_table(table) == table | {"b": packed}
@@ -84,7 +77,9 @@ def test_rows_at_the_end_of_runs_have_every_number_in_its_column(tmp_path: Path)
         "settings": {"task.host_lr": [0.1, 0.2], "data.name": ["fashion32", "synthetic"]},
     }
     end = summary([50.0, 53.0], 4.0) | {"control": {"episodes": [episode]}}
-    run = replace(read_run(make_run(tmp_path / "one", ended=end | {"grown": {}})), group="mine")
+    cut = {"episodes": [3, {"test_accuracies": [1.0], "settings": {"x": 3, "y": [1.0]}}]}
+    run = replace(read_run(make_run(tmp_path / "one", ended=end | {"grown": cut})), group="mine")
+    assert list(run_tables.host_rows([replace(run, summary={"grown": {"episodes": 3}})])) == []
     hosts = [{"group": "mine", "run": "one", "hosts": "control", "host": env} for env in (0, 1)]
     ends = [
         {"accuracy": 1.0 + env, "test_accuracy": 3.0 + env, "parameters": 5.0 + env}
@@ -128,9 +123,11 @@ def test_parts_of_a_round_have_names_and_zeros_are_left_out(run: RunRecord, tmp_
     heads = parts(run, "entropy")
     assert heads["head"] == list(HEAD_NAMES) * 3
     assert set(heads["entropy"]) == {0.75}
-    lines = [line(1, 40.0, rollbacks={"total": 3, "diverged": 1, "spike": 2})]
+    nothing = {"wait": 0, "prune": None}
+    lines = [line(1, 40.0, rollbacks={"total": 3, "diverged": 1, "spike": 2}, ops=nothing)]
     found = parts(read_run(make_run(tmp_path / "r", lines)), "rollbacks")
     assert (found["reason"], found["rollbacks"]) == (["diverged", "spike"], [1.0, 2.0])
+    assert parts(read_run(tmp_path / "r"), "ops") == {}
 
 
 def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Path) -> None:
@@ -142,15 +139,16 @@ def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Pa
     lines = [
         line(1, 40.0, blueprints=fate(1, 2.0, 4, 1.0)),
         line(2, 40.0, blueprints=fate(3, 6.0, 1, -4.0)),
-        line(3, 40.0, blueprints={"norm": {"germinated": 2, "mean_churn": None}}),
+        line(3, 40.0, blueprints={name: {} for name in "zyxwv"} | {"norm": {"germinated": 2}}),
     ]
     run = read_run(make_run(tmp_path / "b", lines))
     found = table_of(run_tables.blueprint_rows([run]))
-    assert (found["germinated"], found["fossilized"], found["pruned"]) == ([12], [4], [5])
-    assert found["fossil_gain"] == [5.0]
-    assert found["churn"] == [0.0]
-    assert found["fossil_contribution"] == [50.0]
-    assert found["kept"] == [pytest.approx(100 * 4 / 9, rel=1e-5)]
+    assert found.pop("blueprint") == ["norm", *"vwxyz"]
+    means = {"kept": 44.4444, "fossil_gain": 5.0, "fossil_contribution": 50.0, "churn": 0.0}
+    counts = {"germinated": 12, "fossilized": 4, "pruned": 5}
+    assert {name: column[0] for name, column in found.items()} == {"run": "b"} | counts | means
+    rest = dict.fromkeys(counts, [0] * 5) | dict.fromkeys(means, [None] * 5)
+    assert {name: column[1:] for name, column in found.items()} == {"run": ["b"] * 5} | rest
 
 
 def test_shapley_values_are_means_per_slot_of_those_measured(tmp_path: Path) -> None:
@@ -186,24 +184,26 @@ def test_env_steps_are_means_and_flop_add_up(
     write_round(run.path, 1, envs=2, steps=6)
     found = table_of(env_steps.step_rows([run]))
     assert found["step"] == [1, 2, 3, 4, 5, 6]
-    assert found["step_reward"][1] == pytest.approx(0.2 - 0.5)
-    assert (found["step_reward_min"][1], found["step_reward_max"][1]) == (-0.8, 0.2)
     assert found["train_gflop"] == pytest.approx([1.5, 3.0, 4.5, 6.0, 7.5, 9.0])
-    assert found["val_loss"][0] == pytest.approx(2.0 - 0.05 + 0.005)
+    # 60 * (1 - 0.95 ** 2) + 0.02 = 5.87, and 0.1 more of host 1
+    assert {name: column[1] for name, column in found.items()} == {
+        **{"group": "", "run": "one", "step": 2, "parameters": 6618.0, "train_gflop": 3.0},
+        **{"accuracy": 5.92, "accuracy_min": 5.87, "accuracy_max": 5.97, "control_accuracy": None},
+        **{"step_reward": -0.3, "step_reward_min": -0.8, "step_reward_max": 0.2},
+        **{"val_loss": 1.905, "train_loss": 1.4},
+    }
     born = table_of(env_steps.fate_rows([run, run]))
     # host 0 in env-step 2 and host 1 in 3, first slot; second slots in 5 and 6; of two runs
     told = zip(born["step"], born["event"], born["seeds"], strict=True)
     assert list(told) == [(step, "germinated", 2) for step in (2, 3, 5, 6)]
-    monkeypatch.setattr(env_steps, "MAX_ROWS", 5)
-    assert table_of(env_steps.step_rows([run]))["step"] == [2, 4, 6], "the last env-step stays"
-
-
-def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunRecord) -> None:
-    found = table_of(run_tables.host_rows([run]))
-    assert found["hosts"] == ["grown", "grown", "control", "control"]
-    assert found["accuracy"] == [48.0, 51.0, 46.0, 49.0]
-    assert found["test_accuracy"] == [50.0, 53.0, 48.0, 51.0]
-    assert found["parameters"] == [7000.0, 7000.0, 6418.0, 6418.0]
+    write_table(run.path, "events", 1, [{"step": 1, "kind": "blended"}])
+    assert list(env_steps.fate_rows([run])) == []
+    monkeypatch.setattr(env_steps, "MAX_ROWS", 11)
+    every = table_of(env_steps.step_rows([run, run]))
+    assert every["step"] == [2, 4, 6] * 2, "the last env-step stays"
+    write_table(run.path, "steps", 2, [{"step": 7, "accuracy": math.nan}])
+    (newest,) = env_steps.step_rows([run])
+    assert (newest["step"], newest["accuracy"], newest["accuracy_min"]) == (7, None, None)
 
 
 LIFE = (
@@ -258,7 +258,16 @@ def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunR
     for number in (1, 2, 3):
         write_round(run.path, number, envs=2, steps=5)
     assert [one.name for one in lanes.chosen_rounds([run])] == ["3 (last)", "2 (best)", "1 (first)"]
-    assert [one.name for one in lanes.chosen_rounds([run, run])] == ["3 (last)"] * 2
+    assert [one.name for one in lanes.chosen_rounds([run] * 17)] == ["3 (last)"] * 16
+    write_table(run.path, "slots", 4, [{"step": 1, "slot": "x", "stage": "training"}])
+    assert [one.name for one in lanes.chosen_rounds([run])] == ["2 (best)", "1 (first)"]
+    write_table(run.path, "steps", 4, [{"step": 1, "accuracy": math.nan}])
+    unknown = replace(run, rounds=[], settings={})
+    chosen = lanes.chosen_rounds([run]) + lanes.chosen_rounds([unknown])
+    assert [one.name for one in chosen[::3]] == ["4 (in progress)", "4 (last)"]
+    assert [one.names for one in chosen[::3]] == [["r0c0", "r0c1", "r0c2", "x"], ["x"]]
+    assert list(lanes.accuracy_rows(chosen[:1])) == []
+    assert [row["words"] for row in lanes.name_rows(chosen[:1])] == ["host 0: not finite"]
 
 
 def test_an_unreadable_table_is_none_and_said(
@@ -275,12 +284,23 @@ def test_an_unreadable_table_is_none_and_said(
 
 def test_env_steps_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MAX_ROWS", 1)
-    steps = [{"step": step, "env": 0, "accuracy": 10.0} for step in (1, 2, 4, 5)]
+    steps = [
+        {"step": step, "env": env, "accuracy": 10.0} for step in (1, 2, 4, 5) for env in (0, 1)
+    ]
     still = {"slot": "r0c0", "stage": "training", "seed": 1, "blueprint": "norm"}
     write_table(run.path, "slots", 1, [at | still for at in steps])
     write_table(run.path, "steps", 1, steps)
     found = table_of(lanes.lane_rows(lanes.chosen_rounds([run])))
-    assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (3, 5)]
+    assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (3, 5)] * 2
+    assert found["host"] == [0, 0, 1, 1]
+
+
+def test_hosts_stand_below_each_other_as_many_as_a_screen_has(run: RunRecord) -> None:
+    shown = [lanes.hosts_on_screen(slots) for slots in (1, 2, 3, 6, 30, 40)]
+    assert shown == [8, 8, 6, 4, 1, 1]
+    one = lanes.LaneRound(run, "4", [], [], [], 8, ["a", "b", "c"])
+    place = {"run": "run", "round": "4", "hosts": "6 to 7", "host": 7}
+    assert one.place(7) == (place, -7.0), "behind a host of 3 slots and a head, a head of its own"
 
 
 def test_accuracies_lie_between_the_ends_of_their_lane(run: RunRecord) -> None:
@@ -303,13 +323,22 @@ def test_a_curve_has_the_last_env_step(run: RunRecord, monkeypatch: pytest.Monke
     rows = ((*place, float(row)) for row, place in enumerate(places))
     steps = [dict(zip(names, row, strict=True)) for row in rows]
     write_table(run.path, "steps", 1, steps)
-    write_table(run.path, "events", 1, [steps[4] | {"kind": "ended_early", "cause": "plateau"}])
+    last = [("rollback", "not_finite"), ("advanced", "action"), ("ended_early", "plateau")]
+    events = [steps[4] | {"kind": kind, "cause": cause} for kind, cause in last]
+    write_table(run.path, "events", 1, events)
     monkeypatch.setattr(lanes, "MAX_ROWS", 8)  # every second env-step
     chosen = lanes.chosen_rounds([run])
     found = table_of(lanes.accuracy_rows(chosen))
     drawn = [(0, 2), (1, 2), (0, 3), (1, 4), (1, 6)]
     assert list(zip(found["host"], found["step"], strict=True)) == drawn
-    words = ["host 0: 4.0 %, ended early: plateau", "host 1: 8.0 %"]
-    assert table_of(lanes.name_rows(chosen))["words"] == words
-    marks = table_of(lanes.mark_rows(chosen))
-    assert (marks["event"], marks["step"], marks["cause"]) == (["ended_early"], [3], ["plateau"])
+    head = {"run": "run", "round": "1 (last, best, first)", "hosts": "0 to 1"}
+    assert list(lanes.name_rows(chosen)) == [
+        head | {"host": 0, "y": -1.05, "words": "host 0: 4.0 %, ended early: plateau"},
+        head | {"host": 1, "y": -6.05, "words": "host 1: 8.0 %"},
+    ]
+    assert list(lanes.mark_rows(chosen)) == [
+        head
+        | {"host": 0, "step": 3, "slot": None, "blueprint": None, "y": -1.6}
+        | {"event": kind, "cause": cause}
+        for kind, cause in (last[0], last[2])
+    ]

@@ -20,7 +20,7 @@ from program import wait_until
 from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
-from esper_soa.config.settings import TrainConfig, register_schema
+from esper_soa.config.settings import EvaluateConfig, TrainConfig, register_schema
 from esper_soa.lab.sweep import jobs
 from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, read_records, save_record, watch
 from esper_soa.lab.sweep.plugins import PLUGIN_PACKAGE, check_job, sweep_folder
@@ -46,10 +46,46 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobRecord:
     return begun
 
 
-def test_a_job_that_is_killed_is_noted_as_such(job: JobRecord, tmp_path: Path) -> None:
-    assert watch(signal.raise_signal, signal.SIGKILL, tmp_path, job) is None
-    assert read_records(tmp_path)[0].status == KILLED
-    assert read_records(tmp_path)[0].message == "its process was ended by SIGKILL"
+def test_a_job_that_is_killed_is_noted_as_such(
+    job: JobRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The task kills the process of the job, once it has noted its folder and session."""
+    words = "pwd > place; echo $PPID > process; cut -d' ' -f6 /proc/$PPID/stat > session"
+    assert watch(subprocess.call, ["sh", "-c", f"{words}; kill -9 $PPID"], tmp_path, job) is None
+    told = "its process was ended by SIGKILL"
+    assert read_records(tmp_path) == {0: job.ended(KILLED, None, told)}
+    assert capsys.readouterr().err == f"error: job 0: {told}\n"
+    place, process, session = (
+        (tmp_path / name).read_text().strip() for name in ("place", "process", "session")
+    )
+    assert (place, process) == (str(tmp_path), session), "of its own"
+
+
+def test_a_job_begins_with_a_record_and_mistakes_are_recorded(
+    job: JobRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = HydraConfig.get()
+    context.launcher["_target_"] = f"{PLUGIN_PACKAGE}.submitit.LocalJobs"
+    begun = []
+
+    def task(composed: object) -> float:
+        begun.append(read_records(tmp_path)[0].status)
+        return 50.5
+
+    (tmp_path / ".jobs" / "0.json").unlink()
+    composed = OmegaConf.structured(TrainConfig())
+    assert jobs.run_job(task, composed) == 50.5
+    assert (begun, read_records(tmp_path)) == ([jobs.BEGUN], {0: job.ended(jobs.DONE, 50.5)})
+    evaluation = OmegaConf.structured(EvaluateConfig(checkpoint="run"))
+    assert jobs.run_job(task, evaluation) == 50.5
+    composed.run_dir = "elsewhere"
+    evaluation.envs = -1
+    for wrong, told in ((composed, "run_dir=elsewhere: the folders of"), (evaluation, "envs=-1: ")):
+        assert jobs.run_job(task, wrong) is None
+        record = read_records(tmp_path)[0]
+        assert (record.status, record.message[: len(told)]) == (jobs.FAILED, told)
+        assert capsys.readouterr().err == f"error: {record.message}\n"
+    assert len(begun) == 2
 
 
 def test_a_job_that_ends_without_a_word_is_told_with_its_status(
@@ -108,6 +144,7 @@ def test_what_a_job_comes_to_is_recorded(
     job: JobRecord,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     comes: float | BaseException,
     status: str,
     value: float | None,
@@ -126,11 +163,17 @@ def test_what_a_job_comes_to_is_recorded(
     else:
         assert jobs.run_here(task, composed) == value
     assert read_records(tmp_path) == {0: job.ended(status, value, message)}
+    pruned = f"job 0 is {message}\n" * (status == jobs.PRUNED)
+    told = "error: why\nnot\n" * isinstance(comes, UserError)
+    assert capsys.readouterr() == (pruned, told)
 
 
 @pytest.mark.parametrize("status", [jobs.PRUNED, jobs.FAILED])
 def test_a_job_that_has_ended_is_not_played_again(
-    job: JobRecord, monkeypatch: pytest.MonkeyPatch, status: str
+    job: JobRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
 ) -> None:
     composed = OmegaConf.create({})
     before = job.ended(status, 40.0, "pruned after 3 rounds")
@@ -146,6 +189,9 @@ def test_a_job_that_has_ended_is_not_played_again(
     assert jobs.finished_record(composed, job, None) is None
     found = jobs.finished_record(composed, job, before)
     assert found == (before if status == jobs.PRUNED else None)
+    done = f"job 0 is done already: {job.folder}\n"
+    pruned = f"job 0 was pruned after 3 rounds: {job.folder}\n"
+    assert capsys.readouterr().out == 2 * done + pruned * (status == jobs.PRUNED)
     goes_on = False
     assert jobs.finished_record(composed, job, before) is None
 
@@ -161,11 +207,13 @@ def test_a_sweep_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_job_of_a_sweep_has_neither_a_folder_nor_a_checkpoint_of_its_own(
-    job: JobRecord, tmp_path: Path
+    job: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = HydraConfig.get()
     ranks = TrainConfig(ranks=2)
-    for allowed in (TrainConfig(), TrainConfig(resume="auto", run_dir=str(tmp_path)), ranks):
+    monkeypatch.chdir(tmp_path)
+    here = (TrainConfig(resume="auto", run_dir=place) for place in (str(tmp_path), "."))
+    for allowed in (TrainConfig(), *here, ranks):
         check_job(context, allowed)
     for cfg, told in (
         (

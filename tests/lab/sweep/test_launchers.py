@@ -12,6 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from program import contents, wait_until
 from sweeping import (
     LONG,
@@ -24,7 +25,12 @@ from sweeping import (
 )
 
 from esper_soa.config.errors import UserError
-from esper_soa.lab.sweep.plugins import check_plugins
+from esper_soa.lab.sweep.plugins import (
+    SUBMITIT,
+    check_plugins,
+    check_slurm,
+    open_sweep_folder,
+)
 
 LAUNCHERS = {
     "basic": ("hydra", []),
@@ -106,7 +112,10 @@ def test_a_job_ends_with_a_checkpoint_where_the_sweep_is_killed(tmp_path: Path) 
             "hydra_plugins.hydra_submitit_launcher",
             "sweep",
         ),
+        ("+sweep=slurm", "hydra_plugins.hydra_submitit_launcher", "sweep"),
+        ("hydra/launcher=submitit_slurm", "hydra_plugins.hydra_submitit_launcher", "sweep"),
         ("+sweep=ray", "hydra_plugins.hydra_ray_launcher", "ray"),
+        ("+sweep=[seeds,optuna]", "optuna", "sweep"),
         ("hydra/sweeper=optuna_search", "optuna", "sweep"),
     ],
 )
@@ -115,6 +124,46 @@ def test_a_launcher_that_is_not_installed_is_refused_with_the_extra_that_brings_
 ) -> None:
     monkeypatch.setattr("esper_soa.lab.sweep.plugins.find_spec", lambda _: None)
     told = f"{module} is not installed. Install the extra: pip install 'esper-soa[{extra}]'"
-    name = chosen.replace("[seeds,submitit_local]", "submitit_local")
+    name = chosen.replace("[seeds,", "").rstrip("]")
     with pytest.raises(UserError, match=f"^{re.escape(f'{name}: {told}')}$"):
-        check_plugins(["-m", chosen, "seed=1,2"])
+        check_plugins(["-m", "seed=1,2", chosen])
+    check_plugins(["hydra/launcher=basic", "+sweep=gpus"])
+
+
+@pytest.mark.parametrize(
+    ("resume", "named", "told"),
+    [
+        ("", True, "resume='': must be auto with {}. {}"),
+        ("auto", False, "run_dir='': must be a folder that all machines see with {}. {}"),
+        ("auto", True, "{}: there is no sbatch here. Start the sweep on a machine of the cluster"),
+    ],
+)
+def test_a_sweep_on_slurm_that_could_not_go_on_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str, named: bool, told: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = "A job that is preempted is started again and must find its folder."
+    here, there = (
+        OmegaConf.create({"launcher": {"_target_": f"{SUBMITIT}{launcher}Launcher"}})
+        for launcher in ("Local", "Slurm")
+    )
+    check_slurm(here, named, resume)
+    with pytest.raises(UserError) as caught:
+        check_slurm(there, named, resume)
+    assert str(caught.value) == told.format("hydra/launcher=submitit_slurm", reason)
+
+
+def test_a_sweep_has_a_folder_of_its_name_and_goes_on_in_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = open_sweep_folder("", "mine", True)
+    assert re.fullmatch(rf"{tmp_path}/runs/mine/sweep_[\d-]{{10}}_[\d-]{{8}}", str(first))
+    for year in (1999, 2999):
+        (first.parent / f"sweep_{year}-01-01_00-00-00").mkdir()
+    assert open_sweep_folder("", "mine", True) == first.parent / "sweep_2999-01-01_00-00-00"
+    other = open_sweep_folder("", "mine", False)
+    assert other.is_dir()
+    assert len([*first.parent.iterdir()]) == 4
+    assert open_sweep_folder("to/be", "mine", True) == tmp_path / "to" / "be"
+    assert (tmp_path / "to" / "be").is_dir()

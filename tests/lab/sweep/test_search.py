@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf, open_dict
 from program import ENVIRONMENT
 from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
@@ -16,6 +18,7 @@ from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
 from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep import jobs
+from hydra_plugins.esper_soa_sweeps.search import OptunaSweeper
 
 optuna = pytest.importorskip("optuna")
 search = pytest.importorskip("esper_soa.lab.sweep.search")
@@ -74,6 +77,12 @@ def test_overrides_become_the_space_that_they_name() -> None:
             "rounds=5",
             "run_dir=a",
             "resume=auto",
+            "hydra.job.name=x",
+            "name='a b'",
+            "policy.ppo.epochs=range(4,0,-2)",
+            "policy.ppo.minibatches=range(1,2)",
+            "policy.ppo.value_coef=range(0.25,0.5,0.125)",
+            "policy.ppo.gae_lambda=interval(0,0.5)",
         ]
     )
     kinds = optuna.distributions
@@ -84,8 +93,12 @@ def test_overrides_become_the_space_that_they_name() -> None:
         "steps": kinds.IntDistribution(10, 30, step=10),
         "reward": kinds.CategoricalDistribution(["shaped", "escrow"]),
         "slots": kinds.CategoricalDistribution(["[r0c0]", "[r0c0,r0c1]"]),
+        "policy.ppo.epochs": kinds.CategoricalDistribution(["4", "2"]),
+        "policy.ppo.minibatches": kinds.CategoricalDistribution(["1"]),
+        "policy.ppo.value_coef": kinds.CategoricalDistribution(["0.25", "0.375"]),
+        "policy.ppo.gae_lambda": kinds.FloatDistribution(0, 0.5),
     }
-    assert space.record()["fixed"] == ["rounds=5"]
+    assert space.record()["fixed"] == ["name='a b'", "rounds=5"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +157,9 @@ def test_the_study_chooses_and_prunes_as_it_is_asked_to(tmp_path: Path) -> None:
         folder.mkdir()
         return search.load_study(OmegaConf.create(SWEEPER | changed), folder)
 
+    optuna.logging.set_verbosity(optuna.logging.INFO)
     first = made(sampler="tpe", startup_trials=3, warmup_rounds=2)
+    assert optuna.logging.get_verbosity() == optuna.logging.WARNING
     assert isinstance(first.sampler, optuna.samplers.TPESampler)
     assert (first.sampler._n_startup_trials, first.sampler._constant_liar) == (3, True)
     assert made(sampler="tpe", n_jobs=1).sampler._constant_liar is False
@@ -175,10 +190,13 @@ def test_numbers_of_a_search_have_a_least(tmp_path: Path, name: str, least: int)
     search.open_study(OmegaConf.create(SWEEPER | {name: least}), tmp_path, space, False)
 
 
+@pytest.mark.filterwarnings("error:The reported value:UserWarning")
 def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_all_play(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = search.load_study(OmegaConf.create(SWEEPER), tmp_path)
+    for _ in range(3):
+        study.ask({})
     run = SimpleNamespace(cfg=SimpleNamespace(rounds=3))
 
     def played(trial: int, accuracies: list[float], first: int = 1) -> None:
@@ -190,50 +208,88 @@ def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_al
         for number, accuracy in enumerate(accuracies, first):
             watch.on_round_end(run, {"round": number, "accuracy": {"mean": accuracy}})
 
-    study.ask({})
     played(0, [10.0, 20.0])
     played(0, [99.0, 30.0], first=2)  # what was told before the run was cut off stands
     study.tell(0, 30.0)
-    study.ask({})
     with pytest.raises(PrunedError, match=r"^pruned after 2 rounds at 6\.00 % accuracy$"):
         played(1, [5.0, 6.0])
     study.tell(1, state=optuna.trial.TrialState.PRUNED)
-    study.ask({})
     played(2, [10.5, 20.5, 20.6])  # the last round ends the run anyway
+    target = {"_target_": "hydra_plugins.esper_soa_sweeps.search.OptunaSweeper"}
+    hydra = {"sweeper": SWEEPER | target, "sweep": {"dir": str(tmp_path)}, "job": {"num": 1}}
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydra}))
+    for ranks, tasks, pruners in ((1, ["a"], 1), (2, [], 0), (1, ["a", "b"], 0)):
+        found = jobs.pruner(OmegaConf.create({"ranks": ranks, "tasks": tasks}))
+        assert [type(one) for one in found] == [pruner.Pruner] * pruners
     told = [trial.intermediate_values for trial in trials(tmp_path)]
     assert told == [{0: 10.0, 1: 20.0, 2: 30.0}, {0: 5.0, 1: 6.0}, {0: 10.5, 1: 20.5, 2: 20.6}]
 
 
 def test_the_best_of_a_search_is_that_of_the_highest_accuracy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Trials 1 and 3 do not come to their end, and 4 leaves no record: a second call plays them."""
     config = OmegaConf.structured(TrainConfig())
+    params = {"rounds": 7, "name": "found"}
+    sweeper = SWEEPER | {"n_trials": 5, "params": params}
     with open_dict(config):
-        config.hydra = {"sweeper": SWEEPER, "sweep": {"dir": str(tmp_path)}}
-    worth = {0: 40.0, 1: 70.0, 2: 55.0}
+        config.hydra = {"sweeper": sweeper, "sweep": {"dir": str(tmp_path)}}
+    worth = {2: 55.0}
     asked = []
 
     class Launcher:
         def launch(self, overrides: list[list[str]], initial_job_idx: int) -> None:
             asked.append((initial_job_idx, len(overrides)))
             for number, own in enumerate(overrides, initial_job_idx):
+                gamma = trials(tmp_path)[number].params["policy.ppo.gamma"]
+                assert own == ["rounds=3", "name=found", f"policy.ppo.gamma={gamma}"]
                 status = jobs.DONE if number in worth else jobs.PRUNED
+                status = jobs.FAILED if worth == {2: 55.0} and number in (1, 3) else status
                 record = jobs.JobRecord(number, own, "", status, worth.get(number, 99.0))
-                jobs.save_record(tmp_path, record)
+                if worth != {2: 55.0} or number < 4:
+                    jobs.save_record(tmp_path, record)
 
     arguments = ["policy.ppo.gamma=interval(0.9,1)", "rounds=3"]
-    assert search.search(config, arguments, Launcher()) == 70.0
-    assert asked == [(0, 2), (2, 2)]
+    assert search.search(config, arguments, Launcher()) == 55.0
+    assert asked == [(0, 2), (2, 2), (4, 1)]
+    assert OmegaConf.load(tmp_path / "multirun.yaml") == config
+    with pytest.raises(UserError, match="already holds a search"):
+        search.search(config, arguments, Launcher())
+    worth |= {1: 70.0, 4: 60.0}
+    capsys.readouterr()
+    config.resume = "auto"
+    setup = {"hydra_context": "context", "task_function": "task", "config": config}
+    plugins = SimpleNamespace(instantiate_launcher=lambda **given: (given == setup) and Launcher())
+    monkeypatch.setattr(Plugins, "instance", lambda: plugins)
+    sweeper_of_hydra = OptunaSweeper(**sweeper)
+    sweeper_of_hydra.setup(**setup)
+    assert sweeper_of_hydra.sweep(arguments) == 70.0
+    assert asked[3:] == [(1, 1), (3, 2)]
     best = trials(tmp_path)[1].params["policy.ppo.gamma"]
-    told = f"4 trials, best is job 1: 70.00 % validation accuracy with policy.ppo.gamma={best}"
-    assert told in capsys.readouterr().out
+    told = f"5 trials, best is job 1: 70.00 % validation accuracy with policy.ppo.gamma={best}"
+    assert capsys.readouterr().out == f"search   {told}\n"
+    hopeless = tmp_path / "hopeless"
+    hopeless.mkdir()
+    config.hydra = {"sweeper": sweeper | {"n_trials": 1}, "sweep": {"dir": str(hopeless)}}
+    assert search.search(config, arguments, SimpleNamespace(launch=lambda *_, **__: [])) is None
 
 
 def test_a_search_goes_on_as_itself_alone(tmp_path: Path) -> None:
     settings = OmegaConf.create(SWEEPER)
     space = search.space_of(["policy.ppo.gamma=interval(0.9,1)", "rounds=3"])
     search.open_study(settings, tmp_path, space, False)
-    search.open_study(settings, tmp_path, space, True)
+    same = search.space_of(["rounds=3", "hydra.job.name=x", "policy.ppo.gamma=interval(0.9,1)"])
+    search.open_study(settings, tmp_path, same, True)
+    told = "already holds a search. Choose another folder, or go on with resume=auto"
+    with pytest.raises(UserError, match=f"^run_dir={tmp_path}: {told}$"):
+        search.open_study(settings, tmp_path, space, False)
+    for changed, told in (
+        ({"sampler": "best"}, "sampler=best: must be one of tpe, random"),
+        ({"pruner": "mean"}, "pruner=mean: must be one of median, halving, none"),
+    ):
+        other = OmegaConf.create(SWEEPER | changed)
+        with pytest.raises(UserError, match=rf"^hydra\.sweeper\.{told}\.$"):
+            search.open_study(other, tmp_path, space, True)
     for low, rounds in ((0.8, 3), (0.9, 4)):
         changed = search.space_of([f"policy.ppo.gamma=interval({low},1)", f"rounds={rounds}"])
         with pytest.raises(UserError) as caught:

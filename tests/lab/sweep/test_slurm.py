@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from program import TINY, finished, wait_until
+from program import wait_until
 from sweeping import LONG, holder, jobs_of, rounds_of, started_sweep
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 
 STAND_IN = Path(__file__).with_name("local_slurm.py")
 GPU = ("hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1")
-SLURM = "hydra/launcher=submitit_slurm"
 ASKED = ["+sweep=slurm", *LONG, *GPU, "seed=1,2"]
 
 
@@ -26,34 +25,6 @@ def stand_in(folder: Path) -> dict[str, str]:
         program.write_text(f"#!{sys.executable}\n{STAND_IN.read_text()}")
         program.chmod(0o755)
     return {"LOCAL_SLURM": str(folder), "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        (
-            "resume='' run_dir=sweep",
-            f"resume='': must be auto with {SLURM}. A job that is preempted is started again and "
-            "must find its folder.",
-        ),
-        (
-            "",
-            f"run_dir='': must be a folder that all machines see with {SLURM}. A job that is "
-            "preempted is started again and must find its folder.",
-        ),
-        (
-            "run_dir=sweep",
-            f"{SLURM}: there is no sbatch here. Start the sweep on a machine of the cluster",
-        ),
-    ],
-)
-def test_what_could_not_go_on_after_a_preemption_is_refused(
-    tmp_path: Path, overrides: str, told: str
-) -> None:
-    done = finished("-m", "+sweep=slurm", *TINY, *overrides.split(), "seed=1,2", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == f"error: {told}\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

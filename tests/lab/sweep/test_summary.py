@@ -2,7 +2,10 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hydra.conf import HydraConf
@@ -10,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from esper_soa.config.errors import UserError
 from esper_soa.lab.sweep import plugins
 from esper_soa.lab.sweep.jobs import (
     DONE,
@@ -22,7 +26,7 @@ from esper_soa.lab.sweep.jobs import (
     save_record,
 )
 from esper_soa.lab.sweep.summary import end_sweep, list_jobs
-from hydra_plugins.esper_soa_sweeps.sweeps import SweepCallback
+from hydra_plugins.esper_soa_sweeps.sweeps import JobSweeper, SweepCallback
 
 
 def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:
@@ -42,6 +46,12 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     save_record(tmp_path, record)
     assert read_records(tmp_path, 3) == read_records(tmp_path) == {3: record}
     assert read_records(tmp_path, 4) == {}
+    text = (tmp_path / ".jobs" / "3.json").read_text()
+    assert json.loads(text) == vars(record)
+    assert text.endswith("}\n")
+    for number in (12, 10, 0, 11, 2):
+        save_record(tmp_path, replace(record, number=number))
+    assert [*read_records(tmp_path)] == [0, 2, 3, 10, 11, 12]
 
 
 def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(
@@ -67,8 +77,10 @@ def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(
 def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = [JobRecord(n, [f"seed={n + 1}", "slots=[r0c0]"], str(tmp_path / str(n))) for n in (0, 1)]
-    save_record(tmp_path, jobs[0].ended(DONE, 12.345))
+    common = ["slots=[r0c0]", "steps=3", "envs=2"]
+    jobs = [JobRecord(n, [f"seed={n + 1}", *common], str(tmp_path / str(n))) for n in (0, 1)]
+    first_again = replace(jobs[0], overrides=[*jobs[0].overrides, "resume=auto"])
+    save_record(tmp_path, first_again.ended(DONE, 12.345))
     for place in range(2):  # that of a job that was killed is an older one's
         (tmp_path / str(place)).mkdir()
         grown = {"validation_accuracy": 12.345, "test_accuracy": 10.0, "net": 9.25, "flop": 3.0}
@@ -78,17 +90,18 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     shown = io.StringIO()
     hydra = hydra_of(tmp_path, sweeper="another")
     assert not end_sweep(hydra, Console(file=shown, width=100))
-    lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
     assert [line for line in lines if line.strip("─ ")] == [
         "jobs",
-        "job overrides status validation % less rent parameters time",
-        "0 seed=1 done 12.35 11.59 7,000 1m05s",
-        "1 seed=2 killed",
+        "  job   overrides   status   validation %   less rent   parameters    time",
+        "    0   seed=1      done            12.35       11.59        7,000   1m05s",
+        "    1   seed=2      killed",
         f"1 done, 1 killed; resume=auto plays what is not done; written to {tmp_path}/sweep.json",
     ]
-    assert capsys.readouterr().err == "failed jobs:\n  #1 seed=2 slots=[r0c0]: by SIGKILL\n"
+    told = "failed jobs:\n  #1 seed=2 slots=[r0c0] steps=3 envs=2: by SIGKILL\n"
+    assert capsys.readouterr().err == told
     written = json.loads((tmp_path / "sweep.json").read_text())
-    assert written["common"] == ["slots=[r0c0]"]
+    assert written["common"] == ["envs=2", "slots=[r0c0]", "steps=3"]
     # validation accuracy less the rent, which is what the test accuracy is above its net
     first = {"accuracy": 12.345, "net": 12.345 + 9.25 - 10.0, "parameters": 7000.4, "seconds": 65.0}
     head = {"job": 0, "overrides": ["seed=1"], "status": "done", "folder": str(tmp_path / "0")}
@@ -96,13 +109,15 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     killed = {"job": 1, "overrides": ["seed=2"], "status": "killed", "message": "by\nSIGKILL"}
     unknown = dict.fromkeys(first) | {"folder": str(tmp_path / "1")}
     assert written["jobs"][1] == killed | unknown
-    other = JobRecord(1, ["seed=2", "slots=[r1c1]"], str(tmp_path / "1"))
-    for status in (DONE, PRUNED):
+    other = JobRecord(1, ["seed=2", "slots=[r1c1]", "q" * 150], str(tmp_path / "none"))
+    for status, counts in ((DONE, "2 done"), (PRUNED, "1 done, 1 pruned")):
         save_record(tmp_path, other.ended(status, 1.0))
         shown = io.StringIO()
         assert end_sweep(hydra, Console(file=shown, width=100))
         assert "slots=[r1c1]" in shown.getvalue()
-        assert capsys.readouterr().err == ""
+        assert shown.getvalue().count("q") == 150
+        last = f"{counts}; written to {tmp_path}/sweep.json"
+        assert (shown.getvalue().splitlines()[-1], capsys.readouterr().err) == (last, "")
     save_record(tmp_path, JobRecord(1, ["seed=2"], str(tmp_path / "1")))
     (tmp_path / "sweep.json").unlink()
     (tmp_path / "sweep.json").mkdir()
@@ -117,6 +132,34 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
 
 def test_a_sweep_without_a_job_is_no_success(tmp_path: Path) -> None:
     assert not end_sweep(hydra_of(tmp_path, sweeper="another"), Console(file=io.StringIO()))
+
+
+def test_a_sweep_shows_its_jobs_however_it_ends_and_holds_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_record(tmp_path, JobRecord(0, ["seed=1"], "there").ended(DONE, 50.0))
+    sweeper = JobSweeper(OmegaConf.create({}))
+    sweeper.hydra = hydra_of(tmp_path, sweeper="another")
+    ends = [KeyboardInterrupt, UserError("no"), 50.0, 60.0]
+    sweeper.sweeper = SimpleNamespace(sweep=Mock(side_effect=ends))
+    with pytest.raises(KeyboardInterrupt):
+        sweeper.sweep(["a"])
+    assert capsys.readouterr().out.startswith("jobs ")
+    with pytest.raises(SystemExit, match="^2$"):
+        sweeper.sweep(["a"])
+    told = f"error: run_dir={tmp_path}: another process is playing this sweep\n"
+    assert capsys.readouterr() == ("", told)
+    del sweeper.claim
+    with pytest.raises(SystemExit, match="^2$"):
+        sweeper.sweep(["a"])
+    assert capsys.readouterr() == ("", "error: no\n")
+    del sweeper.claim
+    assert sweeper.sweep(["a"]) == 50.0
+    save_record(tmp_path, JobRecord(1, ["seed=2"], "there").ended(FAILED))
+    del sweeper.claim
+    with pytest.raises(SystemExit, match="^1$"):
+        sweeper.sweep(["a"])
+    assert sweeper.sweeper.sweep.call_args.args == (["a"],)
 
 
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"

@@ -12,9 +12,13 @@ from esper_soa.lab.telemetry.table_files import read_table
 
 
 @pytest.mark.parametrize("control", ["heuristic", "static_large"])
-def test_the_control_is_recorded_beside_the_grown_hosts(control: str, tmp_path: Path) -> None:
-    cfg = tiny_runs.settings("random", control=control, rounds=2)
+def test_the_control_is_recorded_beside_the_grown_hosts(
+    control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = TelemetryConfig(progress="plain", console="envs")
+    cfg = tiny_runs.settings(control=control, rounds=2, telemetry=shown)
     summary = tiny_runs.fresh(cfg, tmp_path)
+    assert "round 2, env-step 3" in capsys.readouterr().out
     steps = read_table(tmp_path, "control_steps")
     assert set(steps["round"]) == {2}
     assert sorted(zip(steps["step"], steps["env"], strict=True)) == [
@@ -29,6 +33,8 @@ def test_the_control_is_recorded_beside_the_grown_hosts(control: str, tmp_path: 
         assert set(steps["parameters"]) == set(episode.parameters)
     grown = read_table(tmp_path, "steps")
     assert np.bincount(grown["round"]).tolist() == [0, 6, 6]
+    likely = [np.isnan(table["value"]) for table in (steps, grown)]
+    assert (likely[0].all(), likely[1].any()) == (True, False), "a control learns nothing"
     assert not (tmp_path / "telemetry" / "control_slots").exists()
 
 

@@ -14,7 +14,7 @@ from esper_soa.lab.telemetry.console_table import MAX_SHOWN_ENVS, EnvsTable
 from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.runtime.files import WriteErrors
 from esper_soa.training.progress import Progress
-from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op
+from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
 
 
 def text_of(table: EnvsTable) -> list[str]:
@@ -33,7 +33,7 @@ def test_rows_say_what_every_env_was_and_did() -> None:
         table.show(2, at + 1, recorded.numbers[at])
         lines = text_of(table)
         assert lines[0].strip() == f"round 2, env-step {at + 1}"
-        assert lines[-1].strip() == "and 2 more"
+        assert lines[-1] == f"{'and 2 more':<{len(lines[-1])}}"
         state = recorded.steps[at].view.state
         attribution = recorded.steps[at].observed.attribution
         outcome = recorded.steps[at].result
@@ -62,10 +62,15 @@ def test_the_op_is_the_one_that_rewards_go_by() -> None:
     told = recorded.played  # views of the same numbers
     told.read("op")[:] = Op.PRUNE
     told.read("effective_op")[:] = Op.WAIT
+    for name, value in (("accuracy", 5.0), ("reward", -1.5), ("slot.stage", Stage.EMPTY)):
+        told.read(name)[:] = value
     table = EnvsTable(recorded.legend)
-    assert "accuracy %" in "".join(text_of(table)), "before the first env-step it is empty"
+    heading = ["", "  env   accuracy %   reward   op   r0c0   r0c1   r0c2", f" {'─' * 53}"]
+    assert [line.rstrip() for line in text_of(table)] == [*heading, ""], "before an env-step"
     table.show(1, 1, recorded.numbers[0])
-    assert "prune" not in "".join(text_of(table))
+    rows = [f"    {env}         5.00   -1.500" for env in range(5)]
+    lines = [line.rstrip() for line in text_of(table)]
+    assert lines == ["round 1, env-step 1", *heading, *rows, ""]
 
 
 def test_the_recorder_shows_what_it_is_given_and_the_bar_has_it_below(tmp_path: Path) -> None:

@@ -1,16 +1,15 @@
 """Events tell every change of every slot, once, with its cause."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
 from recorded_world import Recorded, record
 
-from esper_soa.config.env import GatesConfig
 from esper_soa.lab.telemetry.recorder import MAKERS
 from esper_soa.lab.telemetry.schema import KINDS, TABLES
 from esper_soa.lab.telemetry.table_files import table_bytes, table_from
-from esper_soa.vocabulary import STAGE_NAMES, Stage
+from esper_soa.vocabulary import OP_NAMES, STAGE_NAMES, Stage
 
 Row = dict[str, object]
 
@@ -91,52 +90,62 @@ def test_an_event_tells_of_its_seed_and_host_what_the_other_tables_say(
         if event["slot"] is None:
             same |= {name: (event[name], None) for name in ("blueprint", "stage_from", "stage_to")}
             same |= {name: (event[name], np.nan) for name in ("seed", "alpha", "accuracy_gain")}
-        elif event["kind"] not in ("germinated", "emptied"):
+        elif event["kind"] != "germinated":
             slot = slots[*at, event["slot"]]
-            if slot["stage"] not in ("empty", "embargoed", "resetting"):
-                names = (*of_seed, "accuracy_gain")
+            gone = slot["stage"] in ("embargoed", "resetting")
+            names = ("seed", "blueprint") if gone else (*of_seed, "accuracy_gain")
+            if slot["stage"] != "empty":
                 same |= {name: (event[name], slot[name]) for name in names}
-                told += 1
+                told += not gone
         for name, (found, wanted) in same.items():
             assert found == wanted or (found != found and wanted != wanted), (name, event)
     assert told > 60
 
 
-SOURCES = {"G1": "germinated", "G2": "training", "G3": "blending", "G5": "holding"}
+# Env-steps of an env each: op, slot and success; reason and panic of the guard, and the end of an
+# episode; stages before and after, by the first letters of STAGE_NAMES; and what happens.
+SCENES = """
+advance 1 1 | 0 0 0 | tra tra emp | ble ble emp | blended 0 G2 automatic, blended 1 G2 action
+prune 0 1 | 0 0 0 | hol ble fos | emb emb fos | pruned 0 - action, pruned 1 - faded, \
+    embargoed 0 - automatic, embargoed 1 - automatic
+wait 0 1 | 1 1 0 | tra fos emp | emb fos emp | panic - - not_finite, rollback - - not_finite, \
+    pruned 0 - rollback, embargoed 0 - automatic
+germinate 2 1 | 3 0 1 | emb res emp | res emp ger | diverging - - diverged, \
+    germinated 2 - action, emptied 1 - automatic, ended_early - - plateau
+prune 0 1 | 0 0 0 | ble emb emp | ble emb emp | fading 0 - action
+germinate 0 1 | 0 0 0 | emp emp emp | tra emp emp | germinated 0 - action, advanced 0 G1 automatic
+advance 2 1 | 0 0 0 | emp emp tra | emp emp hol | blended 2 G2 action, advanced 2 G3 automatic
+advance 1 0 | 0 0 0 | emp ble emp | emp ble emp | refused 1 G3 action
+fossilize 1 0 | 0 0 0 | emp hol emp | emp hol emp | refused 1 G5 action
+fossilize 1 1 | 0 0 0 | emp hol emp | emp fos emp | fossilized 1 G5 action
+set_alpha_target 0 1 | 0 0 3 | hol emp emp | hol emp emp | retargeted 0 - action, \
+    ended_early - - length
+set_alpha_target 0 0 | 0 0 0 | hol emp emp | hol emp emp |
+"""
 
 
-def test_a_seed_that_is_not_let_pass_as_a_fossil_is_refused_by_the_last_gate() -> None:
-    """Where seeds come to HOLDING by themselves, no other gate refuses."""
-    strict = GatesConfig(
-        permissive=False,
-        min_blending_steps=1,
-        min_gradient_ratio=0.0,
-        min_training_improvement=-100.0,
-        min_fossilize_contribution=20.0,
-    )
-    played = record(seed=5, num_envs=6, steps=96, by_itself=True, gates=strict)
-    refused = [event for event in rows_of(played, "events") if event["kind"] == "refused"]
-    assert refused
-    for event in refused:
-        assert (event["gate"], event["stage_from"], event["stage_to"]) == ("G5", *["holding"] * 2)
-
-
-def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
-    goals = {"G1": "training", "G2": "blending", "G3": "holding", "G5": "fossilized"}
-    passed = [event for event in events if event["kind"] in ("advanced", "blended", "fossilized")]
-    once = [event for event in passed if event["stage_from"] == SOURCES[str(event["gate"])]]
-    assert len(once) > 20
-    fixed = {"blended": "G2", "fossilized": "G5"}
-    assert all(fixed.get(str(one["kind"]), one["gate"]) == one["gate"] for one in passed)
-    gates_passed = Counter((one["step"], one["env"], one["slot"]) for one in passed)
-    for event in once:
-        if gates_passed[event["step"], event["env"], event["slot"]] == 1:
-            assert event["stage_to"] == goals[str(event["gate"])]
-    for event in events:
-        if event["kind"] == "refused":
-            assert event["stage_from"] == SOURCES[str(event["gate"])]
-        elif event not in passed:
-            assert event["gate"] is None
+def test_what_happens_in_an_env_step_is_told_in_order_with_gate_and_cause() -> None:
+    scenes = [line.split("|") for line in SCENES.replace("\\\n", "").strip().splitlines()]
+    made = record(3, num_envs=len(scenes), steps=1)
+    stages = {name[:3]: code for code, name in enumerate(STAGE_NAMES)}
+    for env, (action, guard, before, after, _) in enumerate(scenes):
+        op, *numbers = action.split()
+        codes = [OP_NAMES.index(op), *map(int, [*numbers, *guard.split()])]
+        names = ("effective_op", "slot", "success", "reason", "panic", "ending")
+        for name, code in zip(names, codes, strict=True):
+            made.played.read(name)[0, env] = code
+        for name, words in (("slot.stage", before), ("slot.stage_after", after)):
+            made.played.read(name)[0, env] = [stages[word] for word in words.split()]
+    made.played.read("over")[:] = 0
+    places = {name: str(place) for place, name in enumerate(made.legend.slots)}
+    told = defaultdict[object, list[str]](list)
+    for row in rows_of(made, "events"):
+        gate = row["gate"] or "-"
+        words = f"{row['kind']} {places.get(str(row['slot']), '-')} {gate} {row['cause']}"
+        told[row["env"]].append(words)
+    assert [", ".join(told[env]) for env in range(len(scenes))] == [
+        " ".join(words.split()) for *_, words in scenes
+    ]
 
 
 def test_an_action_is_the_cause_where_it_was_done(events: list[Row], recorded: Recorded) -> None:

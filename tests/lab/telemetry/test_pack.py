@@ -14,7 +14,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import sort_slots
-from esper_soa.lab.telemetry.pack import pack
+from esper_soa.lab.telemetry.pack import legend_of, pack
 from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.runtime.files import WriteErrors
@@ -40,9 +40,11 @@ def test_a_recorded_round_reads_the_device_no_more(
     level: str, learns: bool, tmp_path: Path
 ) -> None:
     world = tiny_world(ENVS, SLOTS, STEPS)
-    recorder = TableRecorder(
-        tmp_path, made_legend(world.rules, learns), level, 100.0, WriteErrors()
-    )
+    for orders in (torch.zeros(1, SLOTS), None):
+        world.rules = world.rules._replace(shapley_orders=orders)
+        legend = legend_of(world, learns)
+        assert str(legend) == str(made_legend(world.rules, learns))
+    recorder = TableRecorder(tmp_path, legend, level, 100.0, WriteErrors())
     player = learning() if learns else Player(RandomPolicy(), None)
     with SyncGuard([*READS, *ROUND_END]) as guard:
         play_round(world, player, Round(0, quiet_progress(), recorder=recorder))

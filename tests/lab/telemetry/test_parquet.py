@@ -66,6 +66,7 @@ def test_a_table_comes_back_and_other_programs_read_it_as_it_is(rows: int, tmp_p
     path = tmp_path / "table.parquet"
     path.write_bytes(content)
     arrow = parquet.read_table(path)
+    assert parquet.read_metadata(path).row_group(0).column(0).compression == "ZSTD"
     assert arrow.schema.metadata[b"complete"] == b"true"
     for name in COLUMNS.names:
         wanted = plain(values[name])
@@ -85,7 +86,8 @@ def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
 def test_what_is_no_table_of_ours_is_refused_and_any_cut_of_one(tmp_path: Path) -> None:
     content = table_bytes(COLUMNS, made(9), {})
     cuts = [content[:end] for end in range(0, len(content), 7)]
-    for broken in (b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1", *cuts):
+    other = table_bytes(schema_of("a float"), {"a": np.zeros(3)}, {})
+    for broken in (other, b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1", *cuts):
         with pytest.raises(ValueError, match=r"(?s)^not a table of ours \(\w+: .+\)$"):
             table_from(broken, COLUMNS)
     path = table_path(tmp_path, "steps", 1)

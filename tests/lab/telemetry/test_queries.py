@@ -22,7 +22,6 @@ from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import settings_yaml
 from esper_soa.lab.telemetry.table_files import table_files
-from esper_soa.runtime.files import LOGGER
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
@@ -259,6 +258,7 @@ def begun(tmp_path: Path) -> Path:
     for name in ("0", "1"):
         (tmp_path / "sweep" / name).mkdir(parents=True)
         (tmp_path / "sweep" / name / "config.yaml").write_text(f"rounds: 1\nseed: {name}\n")
+    (tmp_path / "sweep" / "1" / "metrics.jsonl").touch()
     (tmp_path / "sweep" / "0" / "metrics.jsonl").write_text('{"round":1}\n{"round":2,"accur')
     hosts = [f'{{"round":{number},"env":{env}}}\n' for number in (1, 2) for env in range(4)]
     (tmp_path / "sweep" / "0" / "episodes.jsonl").write_text("".join(hosts))
@@ -304,6 +304,8 @@ def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixt
     assert asked(capsys, run, sql, "format=csv")[1].splitlines() == ["round,hosts", "1,4", "2,4"]
     _, told, _ = asked(capsys, run, sql, "format=json")
     assert json.loads(told.splitlines()[1]) == {"round": 2, "hosts": 4}
+    _, told, _ = asked(capsys, run, "select date '2026-01-31' as day", "format=json")
+    assert json.loads(told) == {"day": "2026-01-31"}
     brackets = "select '[/foo]' as \"[red]\", '[bold]' as b"
     assert all(one in asked(capsys, run, brackets)[1] for one in ("[/foo]", "[red]", "[bold]"))
     status, told, _ = asked(capsys, run, sql, "limit=1")
@@ -320,9 +322,16 @@ def test_the_command_says_what_is_wrong(
     status, _, told = asked(capsys, run, "select nothing from nowhere")
     assert (status, "nowhere" in told) == (1, True)
     assert asked(capsys, str(begun / "0" / "none"), "select 1")[0] == 2
-    for words in (["format=xml"], ["files=all"], ["limit=" + "9" * 5000], [" "], ["-- nothing"]):
-        status, _, told = asked(capsys, run, *words)
-        assert (status, told.startswith("error: "), told.count("\n")) == (2, True, 1)
+    for words, told in (
+        (["format=xml"], "format=xml: must be one of table, csv, json."),
+        (["files=all"], "files=all: must be one of runs, any."),
+        (["limit=9999999999"], "limit=9999999999: must be a number of rows."),
+        (["limit=x"], "limit=x: must be a number of rows."),
+        ([" "], "the question= : must be a statement of SQL."),
+        (["-- nothing"], "the question=-- nothing: must be a statement of SQL."),
+    ):
+        assert asked(capsys, run, *words) == (2, "", f"error: {told}\n")
+    assert asked(capsys, "select 1") == (2, "", "error: RUN='': must be a run folder.\n")
     long = " and ".join(["true"] * 100)
     assert asked(capsys, run, f"select {long} as x", "format=csv")[1].split() == ["x", "True"]
     monkeypatch.setitem(sys.modules, "duckdb", None)
@@ -339,10 +348,11 @@ def some_run(path: Path, number: int) -> Path:
 
 
 def test_names_of_folders_are_taken_as_they_are(tmp_path: Path) -> None:
-    for number, name in enumerate(("run1", "run[1]", "r*", "run?"), 1):
+    for number, name in enumerate(("run1", "run[1]", "r*", "run?", "r's"), 1):
         database = open_database([some_run(tmp_path / name, number)])
         assert database.sql("select round from rounds").fetchall() == [(number,)]
         assert database.sql("select count(*) from steps").fetchall() == [(12,)]
+        assert database.sql("select current_setting('threads')").fetchall() == [(2,)]
 
 
 def test_a_folder_with_blanks_is_no_question(
@@ -353,16 +363,20 @@ def test_a_folder_with_blanks_is_no_question(
 
 
 def test_a_file_that_was_cut_off_is_left_out_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(LOGGER, "propagate", True)
     run = some_run(tmp_path / "run", 1)
     whole = table_files(run, "steps")[1]
     cut = whole.with_name("round_000002.parquet")
     cut.write_bytes(whole.read_bytes()[:-9])
     os.mkfifo(whole.with_name("round_000003.parquet"))
+    foreign = whole.with_name("round_000004.parquet")
+    foreign.write_bytes(b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1")
     assert open_database([run]).sql("select count(*) from steps").fetchall() == [(12,)]
-    assert f"query    without {cut}: " in caplog.text
+    told = [f"query    without {path}: " for path in (cut, foreign)]
+    found = zip(caplog.messages, told, strict=True)
+    assert all(one.startswith(words) for one, words in found)
+    assert "\n" not in "".join(caplog.messages)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +386,7 @@ def test_a_file_that_was_cut_off_is_left_out_and_named(
         "copy (select 1) to '{outside}'",
         "attach '{outside}' as other",
         "set enable_external_access = true",
+        "set threads = 1",
         "set log_query_path = '{outside}'",
     ],
 )
@@ -408,11 +423,14 @@ def test_a_table_has_a_row_up_to_the_limit_and_numbers_of_six_digits(
 ) -> None:
     rows = [(1234.56789, None, "x"), (3, 0.5, "[y]"), (1, 2, 3)]
     query.show(rows, ("a", "b", "c"), query.SETTINGS | {"limit": "2"})
-    told = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["a", "b", "c"] in told
-    assert ["1234.57", "x"] in told
-    assert ["3", "0.5", "[y]"] in told
-    assert ["1", "rows", "more:", "limit=3", "shows", "all"] in told
-    assert ["1", "2", "3"] not in told
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "",
+        "  a         b     c",
+        f" {'─' * 21}",
+        "  1234.57         x",
+        "  3         0.5   [y]",
+        "",
+        "1 rows more: limit=3 shows all",
+    ]
     query.show([("x" * 500,)], ("a",), query.SETTINGS)
     assert capsys.readouterr().out.count("x") == 500, "a long text is folded, not cut"

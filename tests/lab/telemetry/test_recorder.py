@@ -69,9 +69,7 @@ def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, lev
     assert (recorder.env_steps, recorder.dropped) == (24, 0)
     assert read_table(tmp_path, "steps")["round"].tolist() == [1] * 12 + [2] * 12
     assert read_table(tmp_path, "steps", rounds=[2])["round"].tolist() == [2] * 12
-    facts = read_file(table_path(tmp_path, "slots", 1), "slots").facts
-    assert (facts["table"], facts["schema"], facts["complete"]) == ("slots", "1", "true")
-    assert json.loads(facts["legend"]) == {
+    legend = {
         "ops": [*OP_NAMES],
         "slots": [*recorded.legend.slots],
         "blueprints": [*recorded.legend.blueprints],
@@ -80,7 +78,11 @@ def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, lev
         "stages": [*STAGE_NAMES],
         "heads": [*HEAD_NAMES],
     }
-    assert "dropped" not in facts
+    for number in (1, 2):
+        facts = read_file(table_path(tmp_path, "slots", number), "slots").facts
+        told = {"table": "slots", "schema": "1", "complete": "true", "legend": legend}
+        assert facts | {"legend": json.loads(facts["legend"])} == told
+    table_path(tmp_path, "steps", 1_000_000).touch()
     TableFolder(tmp_path).truncate(1)
     assert all(list(table_files(tmp_path, table)) == [1] for table in tables)
     TableFolder(tmp_path).truncate(0)
@@ -125,6 +127,20 @@ def test_a_round_in_progress_is_written_again_after_the_interval_and_seldom_wher
     assert recorder._due == pytest.approx(due)
 
 
+def test_a_table_that_cannot_be_made_is_named_as_one_that_was_not_written(
+    recorded: Recorded, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    unwritten = WriteErrors()
+    recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
+    recorder.begin(1)
+    recorder.emit(1, np.zeros((2, 20)))  # an env-step has more numbers
+    recorder.end()
+    recorder.close()
+    told = "IndexError: index 20 is out of bounds for axis 2 with size 20"
+    assert unwritten.reasons == {"telemetry": told}
+    assert caplog.messages == [f"telemetry lacks 2 env-steps: {told}"]
+
+
 class HeldWriter:
     """Writes files once it is let go."""
 
@@ -152,10 +168,31 @@ def test_a_disk_that_is_slow_costs_env_steps_and_is_not_waited_for(
     assert list(table_files(tmp_path, "steps")) == [], "the disk was waited for"
     held.go.set()
     recorder.end()
+    recorder.flush()
+    play(recorder, recorded, 3, steps=1, ends=True)
     recorder.close()
     assert recorder.dropped == 2 * 2
-    found = read_file(table_path(tmp_path, "steps", 2), "steps")
-    assert (found.values["step"].tolist(), found.facts["dropped"]) == (twice(4), "4")
+    found = [read_file(table_path(tmp_path, "steps", number), "steps") for number in (2, 3)]
+    assert [one.values["step"].tolist() for one in found] == [twice(4), twice(1)]
+    assert [one.facts.get("dropped") for one in found] == ["4", None]
+
+
+def test_a_disk_that_hangs_is_left_at_the_end(
+    recorded: Recorded,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = HeldWriter(monkeypatch)
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    unwritten = WriteErrors()
+    recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
+    play(recorder, recorded, 1, ends=True)
+    assert held.begun.wait(60)
+    recorder.close()
+    held.go.set()
+    assert unwritten.reasons == {"telemetry": "the disk is too slow"}
+    assert caplog.messages == ["telemetry lacks 12 env-steps: the disk is too slow"]
 
 
 def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
@@ -197,11 +234,14 @@ def test_envs_that_are_over_have_no_rows_where_those_of_other_ranks_play_on(
     monkeypatch.setattr(recorder, "emit", given)
     relay = RankRecorder(recorder, Longer(), "full")
     play(relay, recorded, 1, steps=4, ends=True)
-    recorder.close()
+    relay.close()
+    assert (relay.received, relay.env_steps, relay.dropped) == (8, 8, 0)
     assert [call.args[0] for call in given.call_args_list] == [1, 2, 3, 4, 5, 6]
     for name in ("steps", "slots", "choices", "subsets"):
         assert sorted(set(read_table(tmp_path, name)["step"].tolist())) == [1, 2, 3, 4], name
     assert read_table(tmp_path, "events")["step"].max() <= 4
+    relay.truncate(0)
+    assert table_files(tmp_path, "steps") == {}
 
 
 def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
@@ -251,7 +291,8 @@ def test_what_waits_for_a_full_disk_is_bounded_and_what_is_given_up_is_counted(
     recorder.close()
     assert list(table_files(tmp_path, "steps")) == [1, 6, 7, 8], "two rounds had room to wait"
     assert (recorder.env_steps, recorder.dropped) == (4 * 12, 4 * 12)
-    assert "telemetry lacks 48 env-steps" in caplog.text
+    lacks = "telemetry lacks 48 env-steps: the disk was full, or too slow"
+    assert caplog.messages[-1] == lacks
 
 
 def test_what_still_waits_at_the_end_is_counted(recorded: Recorded, tmp_path: Path) -> None:

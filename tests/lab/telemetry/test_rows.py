@@ -1,5 +1,7 @@
 """Every column of every table says what the tensors said that training used."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -221,3 +223,7 @@ def test_sampled_shapley_values_of_many_seeds_are_null_unless_they_are_sampled()
     rows = MAKERS["slots"](crowd.played)["shapley"]
     assert isinstance(rows, np.ndarray)
     assert (np.isnan(rows) == (~measured | many).flatten().numpy()).all()
+    sampled = replace(crowd.legend, sampled_shapley=True)
+    rows = MAKERS["slots"](crowd.played._replace(legend=sampled))["shapley"]
+    assert isinstance(rows, np.ndarray)
+    assert (np.isnan(rows) == ~measured.flatten().numpy()).all()

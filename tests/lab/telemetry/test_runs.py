@@ -1,8 +1,10 @@
 """What a run leaves of its env-steps: at each level, when it goes on, and when it is killed."""
 
 import json
+import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +81,9 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     stale = table_path(tmp_path, "steps", 2)
     stale.write_bytes(table_path(tmp_path, "steps", 1).read_bytes())
     table_path(tmp_path, "events", 7).write_bytes(b"of a round that will be played anew")
+    shutil.copytree(tmp_path, tmp_path / "quiet")
+    resumed(at("rounds"), tmp_path / "quiet")
+    assert list(table_files(tmp_path / "quiet", "events")) == [1], "the others are not of this run"
     resumed(at("events"), tmp_path)
     assert same_tables(tmp_path, folders["events"])
     assert list(table_files(tmp_path, "events")) == [1, 2]
@@ -88,8 +93,10 @@ def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.M
     write = recorder.write_bytes
     save = running.save_checkpoint
     seen = []
+    written = list[Path]()
 
     def slowly(path: Path, content: bytes) -> None:
+        written.append(path)
         time.sleep(0.2)
         write(path, content)
 
@@ -100,8 +107,10 @@ def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(recorder, "write_bytes", slowly)
     monkeypatch.setattr(running, "save_checkpoint", look)
-    fresh(at("events"), tmp_path)
+    often = TelemetryConfig(progress="off", write_interval=0)
+    fresh(replace(at("events"), telemetry=often), tmp_path)
     assert seen == [[1], [1, 2]]
+    assert written.count(table_path(tmp_path, "steps", 1)) > 1, "a round in progress"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
@@ -15,6 +15,7 @@ from program import ENVIRONMENT, TINY, command
 from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 
 from esper_soa.config.errors import UserError
+from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry import tracking as module
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.lab.telemetry.tracking import STATE, TrackedRun, Tracker, TrackerState, Tracking
@@ -126,6 +127,9 @@ def test_all_trackers_together_are_waited_for_so_long() -> None:
     for worker in workers.values():
         assert worker.method_calls == [mock.call.insist((0, {})), mock.call.close(15.0)]
     assert tracking.finish() == {}
+    tracking._workers = {"a": workers["a"]}
+    tracking.close()
+    assert workers["a"].method_calls[2:] == [mock.call.insist((0, {})), mock.call.close(30.0)]
 
 
 def test_rounds_wait_for_a_tracker_that_is_slow_to_open(tmp_path: Path) -> None:
@@ -146,7 +150,9 @@ def test_rounds_wait_for_a_tracker_that_is_slow_to_open(tmp_path: Path) -> None:
     assert [number for number, _ in sinks[0].told] == [*range(1, 51)]
 
 
-def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_hangs_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     begun = threading.Event()
     held = threading.Event()
 
@@ -165,6 +171,7 @@ def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     lost = opened.finish()
     assert not held.is_set()
     assert lost == {"sink": 3}, "two rounds, and that there are no more"
+    assert caplog.messages == ["track    sink lacks 3 lines: it is too slow"]
     held.set()
 
 
@@ -195,21 +202,6 @@ def test_two_jobs_of_a_sweep_are_two_runs_of_wandb_offline(tmp_path: Path) -> No
         assert summary["telemetry"]["dropped"] == {}
 
 
-def test_a_run_that_goes_on_is_the_same_run_of_wandb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("wandb", reason="extra wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    (opened,) = module.find_openers(["wandb"]).values()
-    told = TrackedRun(tmp_path, "run", {"seed": 1})
-    first = opened(told)
-    first.finish()
-    again, other = opened(told._replace(id=first.id)), opened(told)
-    again.finish()
-    other.finish()
-    assert again.id == first.id != other.id
-
-
 def goes_on(folder: Path, trackers: Sequence[str] = ()) -> list[dict]:
     """A run of three rounds that loses its last checkpoint, so that round 3 is played twice."""
     place = RunFolder(folder)
@@ -227,6 +219,7 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
 ) -> None:
     sinks = Sinks()
     monkeypatch.setattr(module, "find_openers", lambda names: {"sink": sinks.opener()})
+    TrackerState(tmp_path, False, WriteErrors()).save("sink", ("old", 9))  # of another run
     played = goes_on(tmp_path, ["wandb"])
     told = [one for sink in sinks for one in sink.told]
     assert [number for number, _ in told] == [line["round"] for line in played] == [1, 2, 3, 4]
@@ -239,8 +232,10 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
         assert numbers["update/entropy/op"] == line["update"]["entropy/op"]
     assert [sink.finished for sink in sinks] == [1, 1]
     assert [(sink.tracked.id, sink.tracked.last_round) for sink in sinks] == [("", 0), ("new", 3)]
-    assert (sinks[0].tracked.folder, sinks[0].tracked.settings["rounds"]) == (tmp_path, 3)
-    assert json.loads((tmp_path / STATE).read_text()) == {"sink": {"id": "new", "round": 4}}
+    cfg = replace(SHORT, track=["wandb"], checkpoint_keep=5)
+    assert sinks[0].tracked == TrackedRun(tmp_path, cfg.name, flat_settings(asdict(cfg)))
+    known = json.dumps({"sink": {"id": "new", "round": 4}}, indent=2)
+    assert (tmp_path / STATE).read_text() == f"{known}\n"
 
 
 def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path) -> None:
@@ -250,10 +245,17 @@ def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path)
     told = (
         rf"^{tmp_path}/trackers\.json: cannot be read \(.+\)\. Without it, trackers begin new runs$"
     )
-    for text in ("no JSON", "[1]", '{"x": {"id": "x"}}', '{"x": {"id": "x", "round": "y"}}'):
+    texts = ("no JSON", "[1]", '{"x": {"id": "x"}}', '{"x": {"id": "x", "round": "y"}}', "")
+    for text in texts:
         (tmp_path / STATE).write_text(text)
+        if not text:
+            (tmp_path / STATE).unlink()
+            (tmp_path / STATE).mkdir()
         with pytest.raises(UserError, match=told):
             TrackerState(tmp_path, True, WriteErrors())
+    unwritten = WriteErrors()
+    TrackerState(tmp_path, False, unwritten).save("sink", ("new", 1))
+    assert str(unwritten) == "trackers.json could not be written (Is a directory)"
 
 
 def test_tensorboard_has_every_step_once_after_a_run_has_gone_on(tmp_path: Path) -> None:

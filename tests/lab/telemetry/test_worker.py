@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from program import wait_until
 
 from esper_soa.lab.telemetry.worker import Worker
 
@@ -56,14 +57,17 @@ def test_a_full_queue_costs_what_does_not_fit_and_waits_for_nothing(held: Held) 
 
 
 def test_what_is_left_when_the_time_is_over_is_dropped(held: Held) -> None:
-    worker = Worker[int]("test", held, limit=10)
+    worker = Worker[int]("left", held, limit=10)
     for item in range(5):
         worker.emit(item)
     assert held.begun.wait(60)
+    (thread,) = (one for one in threading.enumerate() if one.name == "left")
+    assert thread.daemon, "a process would not end before it"
     assert not worker.flush(0)
     assert not worker.close(0)
     assert worker.dropped == 4, "one is in the thread's hands"
     held.go.set()
+    wait_until(lambda: not thread.is_alive())
     assert worker.close(60), "may be repeated"
 
 

@@ -109,7 +109,7 @@ def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
         raise NativeError(
             f"no C compiler: {command[0]} is not there (install gcc or clang, or set CC)"
         ) from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise NativeError(f"{name} failed: {error}") from error
     try:
         output, errors = process.communicate(timeout=timeout)

@@ -122,10 +122,7 @@ def _networks(
     weights = shared.weights
     host = weights["host"]
     params = host["params"]
-    is_supported = (
-        params.device.type == "cpu" and params.dtype == torch.float32 and params.dim() == 2
-    )
-    if not (is_chain(shape) and is_supported):
+    if not (is_chain(shape) and params.dtype == torch.float32):
         raise LookupError(f"no native kernels for {params.dtype} networks of {shape.segments}")
     pools = [weights["seeds", spec.name] for spec in shape.slots]
     tables = _tables(shape)
@@ -209,7 +206,6 @@ class _Validation(NamedTuple):
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
         """Loss float64 [n] of the first code, accuracy float64 [n, codes], percent, of `job`."""
-        call.check()
         envs = job.envs
         codes = np.array(job.codes, dtype=np.int64)
         crops = self.crops(torch.from_numpy(envs))

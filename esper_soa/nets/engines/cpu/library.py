@@ -118,9 +118,7 @@ def _load(path: Path, words: str) -> Kernels:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         functions = ctypes.CDLL(str(path))
         for name in KERNELS:
-            function = functions[name]
-            function.argtypes = [ctypes.c_void_p]
-            function.restype = ctypes.c_int
+            functions[name].argtypes = [ctypes.c_void_p]
     except (OSError, AttributeError) as error:
         raise NativeError(
             f"{path} cannot be loaded (delete it to have it built again): {error}"

@@ -26,8 +26,12 @@ class ProcessorLevel(NamedTuple):
 
     name: str
     machine: str
-    target: str  # the compiler's option
     needs: frozenset[str]  # features as Linux names them
+
+    @property
+    def target(self) -> str:
+        """The compiler's option."""
+        return f"-march={self.name}"
 
 
 _V2 = {"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"}
@@ -39,11 +43,11 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 # them in a third of the time of v2. Code that is compiled for one processor is at most 4 % quicker
 # than that of its level, and is not waited for.
 LEVELS = (
-    ProcessorLevel("x86-64-v4", "x86_64", "-march=x86-64-v4", frozenset(_V4)),
-    ProcessorLevel("x86-64-v3", "x86_64", "-march=x86-64-v3", frozenset(_V3)),
-    ProcessorLevel("sandybridge", "x86_64", "-march=sandybridge", frozenset(_AVX)),
-    ProcessorLevel("x86-64-v2", "x86_64", "-march=x86-64-v2", frozenset(_V2)),
-    ProcessorLevel("armv8-a", "aarch64", "-march=armv8-a", frozenset({"asimd", "fp"})),
+    ProcessorLevel("x86-64-v4", "x86_64", frozenset(_V4)),
+    ProcessorLevel("x86-64-v3", "x86_64", frozenset(_V3)),
+    ProcessorLevel("sandybridge", "x86_64", frozenset(_AVX)),
+    ProcessorLevel("x86-64-v2", "x86_64", frozenset(_V2)),
+    ProcessorLevel("armv8-a", "aarch64", frozenset({"asimd", "fp"})),
 )
 
 

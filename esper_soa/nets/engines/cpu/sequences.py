@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
@@ -69,23 +69,20 @@ def _memory_of(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous()
 
 
-def _of_nets(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """Tensors [n, ...], the numbers of a network one after the other."""
-    return [one if one is None or one[0].is_contiguous() else one.contiguous() for one in tensors]
-
-
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
 class _Block(torch.autograd.Function):
-    """A block of n networks on features [B, n*C, T]."""
+    """A block of n networks on features [B, n*C, T]; of parameters [n, ...] each network's numbers
+    are one after the other.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, x: Tensor, kind: BlockKind, *parameters: Tensor | None
     ) -> Tensor:
-        tensors = _of_nets(list(parameters))
+        tensors = list(parameters)
         rows = _memory_of(x)
         out = torch.empty_like(rows)
         batch, length, _ = rows.shape
@@ -107,7 +104,6 @@ class _Block(torch.autograd.Function):
         return out.transpose(1, 2)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         rows, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
         saved = rest[:4]
@@ -157,7 +153,6 @@ class _Head(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, x: Tensor, scale: Tensor, shift: Tensor, table: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        scale, shift, table = (one for one in _of_nets([scale, shift, table]) if one is not None)
         rows = _memory_of(x)
         labels = labels.contiguous()
         batch, length, _ = rows.shape
@@ -177,11 +172,9 @@ class _Head(torch.autograd.Function):
             setattr(record, name, one.data_ptr())
         record.steps = (INTEGER * 3)(scale.stride(0), shift.stride(0), table.stride(0))
         call("sequence_head_pass", record)
-        ctx.mark_non_differentiable(correct)
         return loss, correct
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_x, *grads = ctx.saved_tensors  # type: ignore[attr-defined]
         factor = grad.to(grad_x.dtype)
@@ -237,9 +230,6 @@ class NativeSeed(SequencePart):
     parts: tuple[SequencePart, ...]
     kind: BlockKind
     biased: bool
-
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        return inputs
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """Those of its parts."""

@@ -81,5 +81,4 @@ def slot_tile(lanes: int, dtype: torch.dtype) -> SlotTile:
     columns = 16 if lanes == 8 else 32
     group = 64 if lanes <= 32 else 32
     operands = max(columns * (pixels + lanes), pixels * (lanes + group)) * dtype.itemsize
-    shared = max(operands, lanes * group * WIDE, columns * lanes * WIDE, 2 * lanes * WIDE)
-    return SlotTile(pixels, columns, group, shared)
+    return SlotTile(pixels, columns, group, max(operands, lanes * group * WIDE))
