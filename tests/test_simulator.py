@@ -87,6 +87,10 @@ def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
         assert truncated.tolist() == [step.truncated] * ENVS
         assert not info.illegal.any()
     assert info.env_step == STEPS
+    last = stepped.env.current_view()  # behind the last action
+    assert torch.equal(observation.features, last.observation.features)
+    assert not torch.equal(observation.features, step.observation.features)
+    assert (info.masks == last.masks).all()
     assert (stepped.state == played.state).all()
     assert (step.state == played.state).all()
     assert played.state.totals.germinated.sum() > 0

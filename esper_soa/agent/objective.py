@@ -124,10 +124,10 @@ def total_loss(
     metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
     metrics |= by_head("entropy", means["decided"].value)
     metrics |= by_head("head_share", means["head_share"].value)
-    return loss, _told(metrics, means, parts)
+    return loss, _with_memory_health(metrics, means, parts)
 
 
-def _told(metrics: Metrics, means: Means, parts: Sequence[Part]) -> Metrics:
+def _with_memory_health(metrics: Metrics, means: Means, parts: Sequence[Part]) -> Metrics:
     """The metrics of a loss and the health of the memory, without gradient."""
     memories = [(one.hidden, one.cell, batch.rows.valid) for one, batch in parts]
     metrics |= diagnostics.memory_health(means, memories)
@@ -171,7 +171,7 @@ def imitation_loss(
     loss = cross_entropy + critics
     metrics |= {"loss": loss, "cross_entropy": cross_entropy, "agreement": means["agreement"].value}
     metrics |= by_head("agreement", means["head_agreement"].value)
-    return loss, _told(metrics, means, parts)
+    return loss, _with_memory_health(metrics, means, parts)
 
 
 def agreement_means(evaluation: Evaluation, rows: Row) -> Means:

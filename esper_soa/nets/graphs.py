@@ -123,7 +123,7 @@ class GraphRecorder:
         for one in caught:
             if EMPTY in str(one.message):
                 raise EmptyGraphError(f"a graph captured on {self.device} is empty")
-            warnings.warn(one.message, stacklevel=2)
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
         return graph
 
 

@@ -63,7 +63,7 @@ def keep_rounds(path: Path, rounds: int) -> int:
         if len(first_lines) < len(lines):
             os.truncate(path, sum(map(len, first_lines)))
     else:
-        write_text(path, b"".join(first_lines).decode())
+        write_text(path, b"".join(first_lines).decode("utf-8", "replace"))
     return len(first_lines)
 
 

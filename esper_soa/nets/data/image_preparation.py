@@ -73,8 +73,9 @@ def _parts(path: Path, where: str) -> dict[str, LazyArray]:
     """Images and labels of all parts and names of classes by key."""
     parts, names = npz_arrays(path, where, (*KEYS, CLASS_NAMES))
     missing = [key for key in KEYS[:4] if key not in parts]
+    names_text = ", ".join(map(one_line, names[:8])) or "no arrays"
     message = f"{where}: lacks {', '.join(missing)}"
-    check_data(not missing, message, f"have {', '.join(KEYS[:4])}", f"It holds {one_line(names)}.")
+    check_data(not missing, message, f"have {', '.join(KEYS[:4])}", f"It holds {names_text}.")
     return parts
 
 

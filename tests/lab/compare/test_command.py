@@ -235,19 +235,6 @@ def test_a_run_that_fails_does_not_lose_the_others(
     assert not (tmp_path / "study" / "compare.json").exists()
 
 
-def test_nothing_is_compared_with_a_group_that_has_played_no_seed_or_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers = dict.fromkeys(command.NUMBERS, 1.0)
-    monkeypatch.setattr(command, "numbers_of", lambda _, group, seed: {group: numbers})
-    for given, reasons in ((["a=", "b=", "c="], {"c": "x"}), (["a=task.host_lr=[0.5]"], {})):
-        monkeypatch.setattr(command, "play_seed", lambda *_, told=reasons: told)
-        asked = study(tmp_path, *given, "seeds=[5, 9]")
-        faults = [f"{group} seed {seed}: x" for seed in (5, 9) for group in reasons]
-        assert command.compare(asked, quiet()) == faults
-        assert not asked.out.exists()
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
