@@ -103,7 +103,7 @@ FAULTS = {
     "spread": f"a reward. the reward {SHAPED}; its term drip {SHAPED}; its term clawback is a "
     "float, not a tensor.",
     "strange": "a reward. it gives the terms bonus, tip, which RewardTerms lacks.",
-    "misspelt": "a reward. it raises AttributeError: 'RewardInputs' object has no attribute or",
+    "misspelt": "a reward. it raises AttributeError: ",
     "twofold": "a reward. it is not called with the inputs alone.",
     "pbrs_bonus": "of another name than the terms of the package. Records tell both by name.",
     "eager": "a reward that parts_of_users registers (branching, careless, count, divided, gain, ",
