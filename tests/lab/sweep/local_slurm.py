@@ -66,6 +66,8 @@ def srun(arguments: list[str]) -> None:
     place = {"%A": NUMBER, "%a": os.environ["SLURM_ARRAY_TASK_ID"], "%t": "0"}
     for option, descriptor in (("--output", 1), ("--error", 2)):
         path = re.sub("%[Aat]", lambda found: place[found[0]], options[option])
+        # jobs of a real cluster begin after submitit has made their folders
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     command = arguments[5:]
     os.execvp(command[0], command)
