@@ -6,14 +6,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.products import WORK, Product, on_threads
+from esper_soa.agent.products import WORK, Product, linear, on_threads
 from esper_soa.agent.protocol import Memory
 
 
 class ResidualLSTM(nn.Module):
     """Layers of x + LayerNorm(LSTM(x)); the memory is (hidden, cell), each [N, L, H]."""
 
-    threads = 1  # of a layer's products, see agent/products.py
+    threads = 0  # of a layer's products, see agent/products.py
 
     def __init__(self, num_inputs: int, hidden: int, num_layers: int) -> None:
         super().__init__()
@@ -59,22 +59,16 @@ class ResidualLSTM(nn.Module):
             cell.append(torch.cat(cells).detach())
         return x, (torch.stack(hidden, dim=2), torch.stack(cell, dim=2))
 
-    def _work(self, x: Tensor) -> int:
-        """Multiplications of a layer over x [..., H], of input and memory."""
-        return 8 * self.hidden * x.numel()
-
-    def _cell(self, layer: nn.Module, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        """Memory [N, H] of a layer after one env-step.
-
-        Threads share whole envs: numbers behind the last whole vector are rounded otherwise.
-        """
-        if self.threads == 1 or self._work(x) < WORK or x.shape[0] % self.threads:
+    def _cell(self, layer: nn.Module, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory [N, H] of a layer after one env-step."""
+        if self.threads == 0:
             return layer(x, (h, c))  # type: ignore[no-any-return]
-
-        def step(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-            return torch.lstm_cell(x, [hidden, cell], *weights)
-
-        return on_threads(self.threads, step, x, h, c, *lstm_parameters(layer))
+        input_weight, recurrent_weight, *biases = lstm_parameters(layer)
+        gates = linear(self.threads, x, input_weight, biases[0])
+        gates = gates + linear(self.threads, h, recurrent_weight, biases[1])
+        i, f, g, o = gates.chunk(4, dim=-1)
+        cell = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * cell.tanh(), cell
 
     def _stretch(self, layer: nn.Module, x: Tensor, memory: list[Tensor]) -> tuple[Tensor, ...]:
         """Outputs [T', N, H] of a layer over env-steps without a restart, and the memory after."""
@@ -84,7 +78,8 @@ class ResidualLSTM(nn.Module):
             return torch.lstm(x, [hidden, cell], weights, *fixed)
 
         given = (x, *memory, *lstm_parameters(layer))
-        if self.threads == 1 or self._work(x) < WORK:
+        # multiplications of input and memory
+        if self.threads == 0 or 8 * self.hidden * x.numel() < WORK:
             return run(*given)
         return on_threads(self.threads, run, *given)
 

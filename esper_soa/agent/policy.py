@@ -219,7 +219,7 @@ class RecurrentPolicy(nn.Module):
         self.set_observation_moments_(Moments(mean, var, env.seen))
 
     def use_threads_(self, number: int) -> None:
-        """Let large products take `number` threads of a CPU."""
+        """Let large products take `number` threads of a CPU, see agent/products.py."""
         for part in self.modules():
             if isinstance(part, Product | ResidualLSTM):
                 part.threads = number
@@ -227,7 +227,7 @@ class RecurrentPolicy(nn.Module):
     def prove_threads_(self, what: str, compute: Callable[[], Sequence[Tensor]]) -> None:
         """Go back to one thread where several compute `what`, at its first time, to other bits."""
         number = self.threads
-        if number == 1 or what not in self.unproven:
+        if number <= 1 or what not in self.unproven:
             return
         self.unproven.remove(what)
         several = compute()

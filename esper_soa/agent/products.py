@@ -1,8 +1,10 @@
-"""Matrix products of the policy on several threads of a CPU, everything else on one.
+"""Large matrix products of the policy on a CPU: by oneDNN, on several threads.
 
-A large product is the one operation of the policy that threads pay for: small ones mostly wait for
-each other. Each number of a product is added up on one thread in the order that one thread has, so
-the bits are the same, which the learner proves in its first gradient step (agent/ppo.py).
+torch multiplies by MKL, which uses vectors of 512 bits on processors of Intel alone; oneDNN, which
+torch brings too, uses them wherever they are. A large product is the one operation of the policy
+that threads pay for: small ones mostly wait for each other. Each number of a product is added up on
+one thread in the order that one thread has, so the bits are the same, which the learner proves in
+its first gradient step (agent/ppo.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,28 +14,47 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-WORK = 8_000_000  # multiplications below which a product stays on one thread, a fifth of a ms
-NARROW = 32  # outputs below which it does: a gradient of so few rows may be added in pieces
+WORK = 8_000_000  # multiplications of a large product, a tenth of a ms
+NARROW = 32  # outputs below which none is large
+SHARE = 64  # inputs per thread, at least: oneDNN adds up gradients of smaller weights in pieces
 
 
 class Product(nn.Linear):
-    """A linear layer whose products, where they are large, take `threads` threads."""
+    """A linear layer whose products take `threads` threads where they are large, see `linear`."""
 
-    threads = 1
+    threads = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         """As of nn.Linear."""
-        work = inputs.numel() * self.out_features
-        if self.threads == 1 or work < WORK or self.out_features < NARROW:
-            return super().forward(inputs)
-        given = (inputs, self.weight) if self.bias is None else (inputs, self.weight, self.bias)
-        return on_threads(self.threads, nn.functional.linear, *given)[0]
+        return linear(self.threads, inputs, self.weight, self.bias)
+
+
+def linear(threads: int, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """torch's function of that name; by oneDNN, which takes so many threads, where it is large.
+
+    threads: 0, never by oneDNN; 1, on as many as torch's operations take.
+    """
+    num_outputs = weight.shape[0]
+    if threads == 0 or num_outputs < NARROW or inputs.numel() * num_outputs < WORK:
+        return nn.functional.linear(inputs, weight, bias)
+    given = (inputs, weight) if bias is None else (inputs, weight, bias)
+    threads = max(1, min(threads, weight.shape[1] // SHARE))
+    return on_threads(threads, _onednn_linear, *given)[0]
+
+
+def _onednn_linear(inputs: Tensor, *parameters: Tensor) -> Tensor:
+    return nn.functional.linear(inputs.to_mkldnn(), *parameters).to_dense()
 
 
 def on_threads(
     number: int, function: Callable[..., Tensor | Sequence[Tensor]], *inputs: Tensor
 ) -> tuple[Tensor, ...]:
-    """The tensors of function(*inputs), which takes `number` threads, and so does its gradient."""
+    """The tensors of function(*inputs), which takes `number` threads, and so does its gradient.
+
+    1: as many as torch's operations take.
+    """
+    if number == 1:
+        return as_tuple(function(*inputs))
     if torch.is_grad_enabled():
         return OnThreads.apply(number, function, *inputs)  # type: ignore[no-any-return]
     with threads_of_operations(number):

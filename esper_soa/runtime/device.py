@@ -147,9 +147,12 @@ def product_threads(setting: int, device: torch.device) -> int:
     """Threads of the policy's large products (agent/products.py) where compute.threads is 0: one
     per usable core of a CPU, PRODUCT_THREADS at most.
 
-    One where operations have threads by the setting, and where waiting threads would keep cores.
+    One where operations have threads by the setting, and where waiting threads would keep cores; 0
+    without oneDNN or a CPU.
     """
-    if setting > 0 or device.type != "cpu" or not threads_sleep():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return 0
+    if setting > 0 or not threads_sleep():
         return 1
     return min(usable_cores(), PRODUCT_THREADS)
 

@@ -1,4 +1,4 @@
-"""Large products of the policy on several threads: the same bits, or one thread."""
+"""Large products of the policy by oneDNN, on several threads: the same bits, or one thread."""
 
 from collections.abc import Callable
 
@@ -18,22 +18,46 @@ from esper_soa.state import View, same_bits
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_product_and_its_gradients_have_the_bits_of_one_thread(bias: bool) -> None:
+def test_a_large_product_is_by_onednn_and_has_the_bits_of_one_thread(bias: bool) -> None:
     torch.manual_seed(0)
-    inputs = torch.randn(12, 80, 96, requires_grad=True)
-    product = Product(96, 128, bias=bias)
+    inputs = torch.randn(12, 80, 192, requires_grad=True)
+    product = Product(192, 128, bias=bias)
     assert inputs.numel() * 128 > products.WORK
     results = []
-    for number in (1, 2, 3):
+    for number in (0, 1, 2, 3):
         product.threads = number
         output = product(inputs)
         gradients = torch.autograd.grad(output.square().sum(), [inputs, *product.parameters()])
         with torch.no_grad():
             results.append([output.detach(), *gradients, product(inputs)])
         assert torch.get_num_threads() == 1
-    assert same_bits(results[0], results[1])
-    assert same_bits(results[0], results[2])
-    assert torch.equal(results[0][0], nn.functional.linear(inputs, product.weight, product.bias))
+    by_torch, *by_onednn = results
+    assert torch.equal(by_torch[0], nn.functional.linear(inputs, product.weight, product.bias))
+    for one, other in zip(by_torch, by_onednn[0], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(one.abs().max()))
+    assert same_bits(by_onednn[0], by_onednn[1])
+    assert same_bits(by_onednn[0], by_onednn[2])
+    for number in (0, 1):
+        product.threads = number
+        last = product(inputs).grad_fn
+        assert last is not None
+        assert (last.name() == "ToDenseBackward0") == (number == 1)
+
+
+@pytest.mark.parametrize(("inputs", "threads"), [(64, 1), (127, 1), (128, 2), (320, 5), (512, 5)])
+def test_a_weight_of_few_inputs_has_few_threads(
+    monkeypatch: pytest.MonkeyPatch, inputs: int, threads: int
+) -> None:
+    taken = []
+
+    def note(number: int, function: Callable[..., Tensor], *given: Tensor) -> list[Tensor]:
+        taken.append(number)
+        return [function(*given)]
+
+    monkeypatch.setattr(products, "on_threads", note)
+    monkeypatch.setattr(products, "WORK", 1)
+    products.linear(5, torch.ones(2, inputs), torch.ones(NARROW, inputs))
+    assert taken == [threads]
 
 
 def test_both_passes_have_the_threads_and_nothing_else_has() -> None:
@@ -57,12 +81,14 @@ def test_both_passes_have_the_threads_and_nothing_else_has() -> None:
     with torch.no_grad():
         on_threads(2, Watch.apply, x)
     assert seen[4:] == [2]
+    on_threads(1, Watch.apply, x)
+    assert seen[5:] == [1]
     with pytest.raises(RuntimeError):
         on_threads(2, torch.mm, x, x)
     assert torch.get_num_threads() == 1
 
 
-def test_small_and_narrow_products_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_and_narrow_products_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(number: int, *given: object) -> None:
         raise AssertionError
 
@@ -89,27 +115,27 @@ def test_small_layers_of_the_memory_stay_on_one_thread(monkeypatch: pytest.Monke
     monkeypatch.setattr(lstm, "WORK", 8 * 16 * 16 * 4)  # of four rows
     layers = ResidualLSTM(16, 16, 1)
     layers.threads = 2
-    for envs in (2, 4):
-        layers.step(torch.ones(envs, 16), (torch.zeros(envs, 1, 16), torch.zeros(envs, 1, 16)))
-    assert taken == [4]
     for envs in (3, 4):
         layers.sequence(torch.ones(1, envs, 16), torch.zeros(1, envs, dtype=torch.bool), [0])
-    assert taken == [4, 4]
+    assert taken == [4]
 
 
-@pytest.mark.parametrize("num_envs", [4, 7])  # an odd number of envs is not shared out
-def test_the_memory_of_an_env_step_has_the_bits_of_one_thread(
-    monkeypatch: pytest.MonkeyPatch, num_envs: int
+def test_the_memory_of_an_env_step_is_that_of_torch_and_has_the_bits_of_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lstm, "WORK", 1)
-    layers = ResidualLSTM(64, 64, 2)
-    memory = (torch.randn(num_envs, 2, 64), torch.randn(num_envs, 2, 64))
+    monkeypatch.setattr(products, "WORK", 1)
+    torch.manual_seed(0)
+    layers = ResidualLSTM(128, 128, 2)
+    memory = (torch.randn(7, 2, 128), torch.randn(7, 2, 128))
+    x = torch.randn(7, 128)
     results = []
-    for number in (1, 2):
+    for number in (0, 1, 2):
         layers.threads = number
-        x, after = layers.step(torch.ones(num_envs, 64), memory)
-        results.append([x.detach(), *(part.detach() for part in after)])
-    assert same_bits(*results)
+        output, after = layers.step(x, memory)
+        results.append([output.detach(), *(part.detach() for part in after)])
+    assert same_bits(*results[1:])
+    for one, other in zip(*results[:2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_policy_decides_and_learns_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

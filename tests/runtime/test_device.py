@@ -167,11 +167,13 @@ def test_large_products_have_all_cores_where_threads_sleep_while_they_wait(
     assert product_threads(0, CPU) == 8
     monkeypatch.setattr(runtime_device, "usable_cores", lambda: 3)
     found = [product_threads(setting, device) for setting, device in ((0, CPU), (2, CPU), (0, GPU))]
-    assert found == [3, 1, 1]
+    assert found == [3, 1, 0]
     monkeypatch.delenv("OMP_WAIT_POLICY")
     assert product_threads(0, CPU) == 1
     let_threads_sleep()  # too late, torch is there
     assert product_threads(0, CPU) == 1
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert product_threads(0, CPU) == 0
 
 
 @pytest.mark.parametrize("said", ["", "active"])
