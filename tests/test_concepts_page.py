@@ -1,4 +1,6 @@
-"""The numbers beside the settings that the page of concepts names are their defaults."""
+"""The numbers beside the settings that the pages on concepts, rewards and the policy name are their
+defaults.
+"""
 
 import re
 from pathlib import Path
@@ -9,7 +11,11 @@ import yaml
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import flat_settings, settings_yaml
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "concepts.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = [
+    (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("concepts", "rewards", "policy")
+]
+PAGE = "\n".join(PAGES)
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 IN_PROSE = (rf"`([a-z_.]+)` \({NUMBER}\)", rf"\(`([a-z_.]+)`, {NUMBER}\)")
 BESIDE_FORMULA = rf"\b([a-z_]+)={NUMBER}"
