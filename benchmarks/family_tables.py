@@ -25,11 +25,6 @@ def family(records: Records) -> list[str]:
     return [line for record in records for line in (*family_lines(record), place(record) + ".")]
 
 
-def result(records: Records) -> list[str]:
-    """All players on the held-out draws."""
-    return [line for record in records for line in _players(record["scores"]["held_out"])]
-
-
 def family_lines(record: Mapping) -> list[str]:
     """All tables in markdown."""
     seeds = len(record["scores"]["held_out"]["learned"])

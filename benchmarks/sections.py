@@ -278,7 +278,6 @@ OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
     "kernels": ("kernels", kernels),
     "environments": ("environments", environments),
     "family": ("family", family_tables.family),
-    "family_result": ("family", family_tables.result),
     "text": ("text", text_table),
     "price_curve": ("price_curve", price_curve.table),
     "price_result": ("price_curve", price_curve.result),
