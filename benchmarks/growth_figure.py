@@ -1,7 +1,7 @@
 """The picture of one run: accuracy with and without growth, and what stands in every slot.
 
     python -m benchmarks.growth_figure                         the main run, to docs/growth.svg
-    python -m benchmarks.growth_figure --seed 3 --out my.svg   another seed
+    python -m benchmarks.growth_figure --seed 3 --out my.svg   another random seed
 
 The shipped policy plays as in the first round of `python -m esper_soa.train
 +experiment=cifar_3seed`, and its control plays the same hosts without growth.
@@ -132,8 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
     hosts = grown.accuracy.shape[1]
     reached = [f"{played.accuracy[-1].mean():.1f} %" for played in (grown, plain)]
     title = (
-        f"{hosts} hosts of {EXPERIMENT}, slots {', '.join(grown.slots)}, seed {options.seed}: "
-        f"{reached[0]} against {reached[1]} (commit {git_commit()})"
+        f"{hosts} hosts of {EXPERIMENT}, slots {', '.join(grown.slots)}, random seed "
+        f"{options.seed}: {reached[0]} against {reached[1]} (commit {git_commit()})"
     )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_bytes(figure(grown, plain, title))
