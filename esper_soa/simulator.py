@@ -284,7 +284,7 @@ def make(
     illegal: what an illegal action of `step` leads to: "raise", ValueError; "wait", the env waits,
     and Info.illegal says so.
     overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
-    settings: of the top level, by name: envs=16, seed=3, device="cuda", slots="[r0c0,r0c1]".
+    settings: of the top level, by name: envs=16, seed=3, device="cpu", slots="[r0c0,r0c1]".
 
     Raises UserError for settings that the command line would refuse.
     """

@@ -4,7 +4,7 @@
     mode = "vector_entry_point"
     envs = gymnasium.make_vec("esper_soa/cifar_3seed-v0", num_envs=16, vectorization_mode=mode)
 
-Settings of the top level are keywords (`steps=50`, `device="cuda"`), as in `esper_soa.make`.
+Settings of the top level are keywords (`steps=50`, `device="cpu"`), as in `esper_soa.make`.
 Importing this module registers an id for every experiment that ships.
 """
 

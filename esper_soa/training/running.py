@@ -119,12 +119,12 @@ class Run:
         if self.ranks.first:
             resume.drop_checkpoints(self.folder, rounds)
         for task in self.tasks.values():
-            task.truncate(rounds)
+            task.files.truncate(rounds)
 
     def write_records(self) -> None:
         """Write versions.json, and what else the folder of each of several tasks begins with."""
         for task in self.tasks.values():
-            task.write_records()
+            task.files.write_records(task.place, task.world)
         if self.cfg.worlds:
             facts = {name: world_facts(task.world) for name, task in self.tasks.items()}
             with self.session.write_errors.attempt(self.folder.versions.name):
@@ -151,9 +151,7 @@ class Run:
         """Close the recorders and the files of lines, once all rounds are played."""
         with ExitStack() as stack:
             for task in self.tasks.values():
-                for file in task.lines.values():
-                    stack.callback(file.close)
-                stack.callback(task.recorder.close)
+                stack.callback(task.files.close)
 
     def save_best(self, results: Sequence[RoundResult]) -> None:
         """Save the policy, before its update, where its round has the best mean over tasks."""
@@ -170,13 +168,12 @@ class Run:
         every = self.cfg.checkpoint_every
         due = bool(every) and number % every == 0
         for task, result in zip(self.tasks.values(), results, strict=True):
-            task.networks.save_best(result.hosts, number)
-            if due or number == self.cfg.rounds:
-                task.networks.save_hosts(result.hosts, number)
+            every_host = due or number == self.cfg.rounds
+            task.files.save_networks(result.hosts, number, every_host)
         if due:
             self.save()
         for task in self.tasks.values():
-            task.look_for_files()
+            task.files.look_for_files()
 
     def save(self) -> None:
         """Save the checkpoint of the rounds done, once, and drop what is too old, tasks' files too.
@@ -186,7 +183,7 @@ class Run:
         if self.saved == self.rounds_held or not self.ranks.first:
             return
         for task in self.tasks.values():
-            task.recorder.flush()
+            task.files.recorder.flush()
         with self.session.write_errors.attempt(NEWEST):
             save_checkpoint(self.folder.checkpoint(self.rounds_held), self.content)
             self.saved = self.rounds_held
@@ -194,7 +191,7 @@ class Run:
                 old.unlink(missing_ok=True)
             oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
             for task in self.tasks.values():
-                task.networks.remove_old_files(oldest)
+                task.files.networks.remove_old_files(oldest)
 
     def handle_signals(self) -> None:
         """Do what signals ask for, between two env-steps; raises Interrupted to stop.

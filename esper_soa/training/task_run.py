@@ -1,7 +1,4 @@
-"""A task of a run in progress: its hosts, what their rounds add up to, and the files of its folder.
-
-Only the first rank writes. What cannot be written is noted, and the run continues.
-"""
+"""A task of a run in progress: its hosts, what their rounds add up to, and its control."""
 
 import math
 import time
@@ -10,10 +7,11 @@ from dataclasses import asdict
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from operator import sub
+from typing import NamedTuple
 
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.registry import is_reference
-from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.data.batches import origin
 from esper_soa.nets.data.datasets import SUBSET, ImageSet
@@ -21,24 +19,37 @@ from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import device_name, layout_in_words
-from esper_soa.runtime.files import DELETED, LineFile
-from esper_soa.runtime.json_lines import Json, json_line
+from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.memory import plan_in_words
 from esper_soa.runtime.ranks import Ranks
-from esper_soa.training import resume, run_folder
-from esper_soa.training.build import world_facts
+from esper_soa.training import resume
 from esper_soa.training.callbacks import Callback, make_callbacks, make_recorder
 from esper_soa.training.collect import Player, Round
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
 from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.progress import LOGGER, Progress
+from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import Session
+from esper_soa.training.task_files import TaskFiles
 from esper_soa.training.totals import RunTotals
 from esper_soa.training.verdict import Episode, HostScore, control_text
 from esper_soa.vocabulary import NUM_BLUEPRINTS
+
+
+class Before(NamedTuple):
+    """What earlier processes did of a run."""
+
+    rounds: int = 0
+    env_steps: int = 0  # of all envs
+
+
+class Control(NamedTuple):
+    """The last rounds, as the control played them."""
+
+    score: HostScore
+    cut_off: int  # env-steps that it did not play, as episodes had ended early
 
 
 class TaskRun:
@@ -58,57 +69,40 @@ class TaskRun:
         callbacks: those beside the settings' own.
         """
         self.cfg = cfg
-        self.session = session
-        self.folder = session.folder  # paths of the files of the task
         self.world = world
         self.player = player
         self.ranks = ranks
+        self.files = TaskFiles(cfg, session, world, ranks)
         self.totals = RunTotals()
-        self.rounds_before = 0  # that earlier processes did
-        self.env_steps_before = 0  # of all envs, in these
-        self.control: HostScore | None = None
-        self.control_cut_off = 0  # env-steps that it did not play, as episodes had ended early
-        self.networks = NetworkFiles(cfg, session, world, ranks)
+        self.before = Before()
+        self.control: Control | None = None
         self.callbacks = make_callbacks(cfg, callbacks)
-        self.recorder = make_recorder(cfg, world, session, ranks)
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
-        writes_lines = cfg.telemetry.level != "off" and ranks.first
-        paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
-        self.lines = {path.name: LineFile(path) for path in paths}
-        self._seen = set[str]()  # names of files of this run
-        nets = world.rules.nets
-        self.place = device_name(world.device, nets.workers, nets.precision)  # in words
 
-    def begin(self) -> None:
-        """Begin afresh; UserError where the folder of the task holds results already."""
-        if self.session.part:
-            run_folder.open_run_folder(str(self.folder.path), self.cfg.name)
-        self.networks.truncate(0)
+    @property
+    def session(self) -> Session:
+        """Console, log, and what could not be written."""
+        return self.files.session
 
-    def truncate(self, rounds: int) -> None:
-        """Drop what later rounds wrote; raises UserError where the folder cannot be written."""
-        if self.ranks.first:
-            resume.cut_back(self.folder, rounds, self.recorder)
-        self.networks.truncate(rounds)
+    @property
+    def folder(self) -> RunFolder:
+        """Paths of the files of the task."""
+        return self.session.folder
+
+    @property
+    def place(self) -> str:
+        """The device in words."""
+        nets = self.world.rules.nets
+        return device_name(self.world.device, nets.workers, nets.precision)
 
     def restore(self, saved: resume.SavedTask) -> None:
         """Continue after the rounds of `saved`."""
         self.totals = saved.progress
-        self.rounds_before = self.totals.rounds_done
-        self.env_steps_before = self.totals.env_steps(self.cfg)
+        self.before = Before(self.totals.rounds_done, self.totals.env_steps(self.cfg))
 
     def content(self) -> dict:
         """The part of the task in a checkpoint, see SavedTask."""
         return {"progress": asdict(self.totals), "data": origin(self.world.data)}
-
-    def write_records(self) -> None:
-        """Write versions.json, and config.yaml where the folder is of this task alone."""
-        write_errors = self.session.write_errors
-        with write_errors.attempt(self.folder.versions.name):
-            run_folder.write_versions(self.folder, self.place, world_facts(self.world))
-        if self.session.part:
-            with write_errors.attempt(self.folder.config.name):
-                run_folder.write_config(self.folder, settings_yaml(self.cfg))
 
     def label(self, text: str) -> str:
         """What the progress bar calls a part of the run."""
@@ -196,24 +190,8 @@ class TaskRun:
             **learning,
         }
         episodes = [{"round": number, "env": env} | one for env, one in enumerate(result.episodes)]
-        self.look_for_files()
-        for (name, file), records in zip(self.lines.items(), (episodes, [metrics]), strict=False):
-            with self.session.write_errors.attempt(name):
-                file.write(*map(json_line, records))
-                file.sync()
+        self.files.write_round(episodes, metrics)
         return metrics
-
-    def look_for_files(self) -> None:
-        """Note which files of this run somebody has deleted."""
-        if self.session.claim is None:
-            return
-        self.session.claim.check()
-        folder = self.folder
-        written = [folder.config, folder.versions, folder.networks, folder.best]
-        there = {path.name for path in written if path.exists()}
-        for name in sorted(self._seen - there):
-            self.session.write_errors.note(name, DELETED)
-        self._seen = there
 
     def play_control(self, progress: Progress) -> None:
         """Play the last rounds with the control, where there is one."""
@@ -227,9 +205,9 @@ class TaskRun:
         for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent)):
             played = hosts, Round(number, progress, label), self.ranks, record
             results.append(play_control(cfg.control, cfg, self.world, *played))
-        self.control = self.score(cfg.control, results)
-        played_out = len(results) * cfg.envs * cfg.steps
-        self.control_cut_off = played_out - sum(result.env_steps for result in results)
+        all_played = len(results) * cfg.envs * cfg.steps
+        cut_off = all_played - sum(result.env_steps for result in results)
+        self.control = Control(self.score(cfg.control, results), cut_off)
 
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
@@ -247,7 +225,8 @@ class TaskRun:
         """The record of the final table and of summary.json."""
         cfg = self.cfg
         totals = self.totals
-        recorder = self.recorder
+        control = self.control
+        recorder = self.files.recorder
         env_steps = totals.env_steps(cfg)
         rows = totals.alpha_rows / totals.rounds_done
         dropped = {"tables": recorder.dropped} if recorder.dropped else {}
@@ -261,7 +240,7 @@ class TaskRun:
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, totals.recent),
-            control=self.control,
+            control=None if control is None else control.score,
             perplexity=self.world.data.spec.perplexity,
             test_images=len(self.world.data.test_labels),
             validation_images=len(self.world.data.val_labels),
@@ -271,9 +250,9 @@ class TaskRun:
             wall_seconds=time.monotonic() - self.session.begin,
             pareto=totals.pareto(),
             rollbacks=totals.seeds.get("rollbacks", 0),
-            rounds_before=self.rounds_before,
-            env_steps_before=self.env_steps_before,
-            control_cut_off=self.control_cut_off,
+            rounds_before=self.before.rounds,
+            env_steps_before=self.before.env_steps,
+            control_cut_off=0 if control is None else control.cut_off,
             samples=self.world.data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={

@@ -69,7 +69,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             yield number + 1
         run.save()
         for task in tasks:
-            task.networks.measure_best()
+            task.files.networks.measure_best()
             task.play_control(progress)
             for callback in task.callbacks:
                 task.lost |= callback.finish()
@@ -87,11 +87,11 @@ def collect(run: Run, task: TaskRun, number: int, progress: Progress) -> Collect
     """Play round `number`, from 0, of a task."""
     begin = time.monotonic()
     run.profile.on_phase_end("files")
-    progress.below = task.recorder.table
+    progress.below = task.files.recorder.table
     label = task.label(f"round {number + 1}/{run.cfg.rounds}")
     imitates = number < run.cfg.policy.imitation.rounds
     player = task.player if imitates else task.player._replace(teacher=None)
-    request = Round(number, progress, label, run.profile, None, task.recorder)
+    request = Round(number, progress, label, run.profile, None, task.files.recorder)
     result, rollout = play_round(task.world, player, request)
     return Collected(result, rollout, time.monotonic() - begin)
 
@@ -202,7 +202,7 @@ def start_run(
             run.truncate(0)
         else:
             for task in run.tasks.values():
-                task.begin()
+                task.files.begin()
         if ranks.first:
             run.write_records()
     for task in run.tasks.values():
