@@ -129,7 +129,7 @@ class RecordedRun:
         if not cfg.data.split:
             return orders.validation_order(num_val, cfg.val_samples, cfg.seed)
         check(0 <= env < cfg.envs, "env", env, f"0 to {cfg.envs - 1}")
-        shares = orders.split_sizes(source, cfg.batch_size, cfg.envs, cfg.accumulate)
+        shares = orders.split_sizes(source, cfg.batch_size, cfg.envs)
         order = orders.split_validation_order(num_val, shares)[env]
         return order[order >= 0]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from program import contents, finished
+from program import TINY, contents, finished
 
 from esper_soa.config.errors import UserError
 from esper_soa.training.checksum import write_sealed
@@ -65,6 +65,16 @@ def test_a_second_run_is_refused_and_changes_nothing(held: Path, way: str) -> No
     assert done.stderr == f"error: run_dir={held}: another process is writing to this run\n"
     assert done.returncode == 2
     assert contents(held) == before
+
+
+def test_a_run_that_ended_in_its_first_round_begins_again_with_its_own_records(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run" / ".hydra").mkdir(parents=True)
+    done = finished(*TINY, "rounds=1", "run_dir=run", "resume=auto", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    kept = (tmp_path / "run" / ".hydra" / "overrides.yaml").read_text()
+    assert kept.startswith(f"- {TINY[0]}\n")
 
 
 def test_a_second_evaluation_is_refused_and_changes_nothing(held: Path) -> None:
