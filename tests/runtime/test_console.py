@@ -183,17 +183,6 @@ def test_of_the_warnings_of_libraries_only_those_are_unheard_that_are_named(
     assert len(caught) == heard
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # inductor takes about a minute of one core
-def test_a_compiled_run_has_no_library_speak_to_the_user(tmp_path: Path) -> None:
-    asked = [*TINY, "compute.compile=on", "control=none", "run_dir=run"]
-    done = subprocess.run(
-        command(*asked), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=850
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
-
-
 class Broken(io.StringIO):
     """A terminal that is closed, and then gives another reason."""
 
