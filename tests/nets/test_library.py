@@ -520,6 +520,7 @@ BREAKS = {
     "all seeds are on": ("validate.c", "net->v->ablated : 0", "0 : 0", "validation"),
     "other order": ("sgd.h", "rate, momentum", "momentum, rate", "record sgd.rate"),
     "wide vectors alone": ("vec.h", NINE, f"{NINE[:-2]}0,", OTHERWISE),
+    "wide vectors of one pixel": ("pair.h", "0xaaaa", "0", OTHERWISE),
     "later keys are seen": ("sequence.c", "zero(row + count, N - count)", "", OTHERWISE),
     "no gradient of keys": ("sequence.c", "add_outer(grad_key.at", "(void)(grad_key.at", OTHERWISE),
 }

@@ -6,7 +6,7 @@
 #ifndef ESPER_CONV_H
 #define ESPER_CONV_H
 
-#include "vec.h"
+#include "pair.h"
 
 #define FREQS 16 /* products per channel pair and tile */
 
@@ -30,32 +30,34 @@ typedef struct {
     float *room;              /* scratch */
 } wgrad_job;
 
-/* part += J numbers from `in` on x V vectors from `grad` on. */
-INLINE void add_products(vec *part, const float *in, const float *grad, int J, int V) {
-    vec g[2];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) g[v] = load(grad + v * LANES);
+/* part += J numbers from `in` on, `each` in a vector, x V vectors. An odd last one fills both halves. */
+INLINE void add_products(vec *part, const float *in, const vec *g, int J, int V, int each) {
 #pragma GCC unroll 16
-    for (int j = 0; j < J; j++) {
-        vec value = splat(in[j]);
+    for (int j = 0; j * each < J; j++) {
+        vec value = splat_each(in + j * each, j * each + 1 < J, each);
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) part[j * V + v] += value * g[v];
     }
 }
 
 /* Add a register tile of J input channels x V vectors of output channels to a packed sum whose rows have O floats. */
-INLINE void add_tile(float *sum, const vec *part, int J, int V, long O) {
+INLINE void add_tile(float *sum, const vec *part, int J, int V, long O, int each) {
 #pragma GCC unroll 16
-    for (int j = 0; j < J; j++)
+    for (int j = 0; j * each < J; j++)
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) {
-            float *to = sum + j * O + v * LANES;
-            store(to, load(to) + part[j * V + v]);
+            float *to = sum + j * each * O + v * LANES;
+            long apart = j * each + 1 < J ? O : 0;
+            store_each(to, apart, load_each(to, apart, each) + part[j * V + v], each);
         }
 }
 
 /* Whether a convolution of images with I channels goes by tiles: they have to be whole, and vectors well filled. */
 INLINE int by_tiles(long H, long W, long I, long k) { return k == 3 && I > WHOLE / 2 && H % 2 == 0 && W % 2 == 0; }
+/* Whether the kernels by pairs (pair.h) take it: 3x3 ones of images of three colours or by tiles, halves of lines. */
+INLINE int in_pairs(long H, long W, long I, long k, long in_step) {
+    return W % 4 == 0 && ((k == 3 && I == 3 && in_step == 3) || by_tiles(H, W, I, k));
+}
 /* Channels that it reads: by tiles those that fill vectors too. */
 INLINE long read_channels(long I, int tiles) { return tiles ? round_up(I) : I; }
 
@@ -67,7 +69,7 @@ INLINE long tile_step(long channels) { return FREQS * channels + GAP; }
 
 /* Floats of scratch for images of H x W with up to `channels` channels on either side. */
 INLINE long tiles_room(long H, long W, long channels) {
-    return H % 2 || W % 2 ? 0 : 2 * strip_lines(W) * (W / 2) * tile_step(channels);
+    return H % 2 || W % 2 ? 0 : 2 * strip_lines(W) * (W / 2) * tile_step(channels > WHOLE ? channels : 2 * WHOLE);
 }
 
 #endif

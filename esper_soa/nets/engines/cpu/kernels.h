@@ -14,7 +14,7 @@ typedef struct {
         layer_kernel *forward, *backward;
     } of[JOIN + 1];            /* by kind */
     layer_kernel *block_infer; /* see block.h */
-    void (*convolve)(const conv_job *);                                      /* see layer.h */
+    void (*convolve)(const conv_job *), (*wgrad)(const wgrad_job *);         /* see layer.h */
     void (*patches)(const float *in, long W, long I, long lines, float *to); /* see winograd.h */
 } kernels;
 
@@ -23,14 +23,17 @@ extern const kernels KERNELS_8;
 extern const kernels KERNELS_16;
 #endif
 
-/* Those for a layer: the wider ones where the channels that it gives fill their vectors. Where those that it is given
- * do not, what depends on them goes by vectors of 8 all the same. */
-INLINE const kernels *kernels_of(const descriptor *s) {
+/* Those for O channels, in whole vectors of 8: the wider ones where these fill their vectors, or half of one and
+ * `pairs` are taken. */
+INLINE const kernels *kernels_for(long O, int pairs) {
 #ifdef __AVX512F__
-    if (round_up(s->out_channels) % 16 == 0) return &KERNELS_16;
+    if (O % 16 == 0 || (O == WHOLE && pairs)) return &KERNELS_16;
 #endif
-    (void)s;
+    (void)O, (void)pairs;
     return &KERNELS_8;
 }
+
+/* Those for a layer, by the channels that it gives. */
+INLINE const kernels *kernels_of(const descriptor *s) { return kernels_for(round_up(s->out_channels), 0); }
 
 #endif

@@ -17,15 +17,22 @@ static inline const float *read_image(const descriptor *s, float *padded, long b
     return padded;
 }
 
-static inline void conv_image(const conv_job *job) {
-    if (job->O % LANES) KERNELS_8.convolve(job);
-    else if (by_tiles(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
+static void conv_by(const conv_job *job) {
+    if (by_tiles(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
     else conv_by_taps(job);
 }
 
-static inline void wgrad_image(const wgrad_job *job) {
+static void wgrad_by(const wgrad_job *job) {
     if (by_tiles(job->H, job->W, job->I, job->k)) wgrad_by_tiles(job);
     else wgrad_by_taps(job);
+}
+
+static inline void conv_image(const conv_job *job) {
+    kernels_for(job->O, in_pairs(job->H, job->W, job->I, job->k, job->in_step))->convolve(job);
+}
+
+static inline void wgrad_image(const wgrad_job *job) {
+    kernels_for(job->O, in_pairs(job->H, job->W, job->I, job->k, job->in_step))->wgrad(job);
 }
 
 /* The convolution of image b to [H, W, P]. */

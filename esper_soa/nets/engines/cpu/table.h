@@ -17,6 +17,7 @@ const kernels KERNELS = {
         [JOIN] = {blend_forward, blend_backward},
     },
     .block_infer = block_infer,
-    .convolve = conv_image,
+    .convolve = conv_by,
+    .wgrad = wgrad_by,
     .patches = common_patches,
 };
