@@ -12,7 +12,8 @@ typedef struct {
     float *host_grad;             /* [width] */
     float **seed_grads;           /* [slots] of [seed_width], parameters of a gate behind the others */
     float *host_sum, **seed_sums; /* of the gradients of earlier batches of the step, like them */
-    float *grad, *spare, *direct; /* gradients of activations: the newest, the next, and what passes by a seed */
+    float *grad, *direct;         /* gradients of activations: the newest, and what passes by a seed */
+    float *rooms[3];              /* for them */
     arena rest;                   /* where layers work, one after the other */
 } network;
 
@@ -84,7 +85,7 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
                      .weight = weight, .bias = weight + K * C, .mean = take_floats(a, t->batch * round_up(C)),
                      .gradient = take_floats(a, t->batch * K),
                      .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
-    net.grad = take_floats(a, largest), net.spare = take_floats(a, largest), net.direct = take_floats(a, largest);
+    for (int i = 0; i < 3; i++) net.rooms[i] = take_floats(a, largest);
     net.rest = *a;
     return net;
 }
@@ -106,35 +107,40 @@ static void layer_backward(const network *net, const layer *own) {
     kernels_of(&own->s)->of[own->kind].backward(&own->s, &room);
 }
 
-static void exchange(float **one, float **other) {
-    float *held = *one;
-    *one = *other, *other = held;
+/* Room for a gradient that nothing is in. */
+static float *spare(const network *net) {
+    float *const *room = net->rooms;
+    while (*room == net->grad || *room == net->direct) room++;
+    return *room;
 }
 
 /* Behind the first layer of a residual: what passed by the seed, and what went through it unless it is cut off. */
 static void rejoin(network *net, const layer *own) {
     long numel = own->s.batch * own->s.height * own->s.width * own->s.x_pixel;
     if (own->s.flags & DETACHED) {
-        exchange(&net->grad, &net->direct);
+        net->grad = net->direct, net->direct = spare(net);
         return;
     }
-    for (long i = 0; i < numel; i++) net->spare[i] += net->direct[i];
-    exchange(&net->grad, &net->spare);
+    for (long i = 0; i < numel; i++) own->s.grad_x[i] += net->direct[i];
+    net->grad = own->s.grad_x;
 }
 
-/* Gradients of everything that trains. */
+/* Gradients of everything that trains. That of a layer's input takes the place of its convolution where that was saved
+ * and is not smaller: image by image, behind the last use, so that it goes where the caches are already. */
 static void backward(network *net) {
-    net->top.grad_x = net->grad;
+    net->grad = net->top.grad_x = net->rooms[0], net->direct = net->rooms[1];
     head_backward(&net->top);
     for (long l = net->count - 1; l >= 0; l--) {
         layer *own = &net->layers[l];
         int single = own->kind == SEED && own->s.own_residual, first = own->span > 0 && !single;
         int passes = single && own->s.through && own->s.detached;
+        int over = own->s.conv && round_up(own->s.in_channels) <= round_up(own->s.out_channels);
         own->s.grad_out = net->grad, own->s.grad_host = net->direct;
-        own->s.grad_x = passes || l == 0 || (first && own->s.flags & DETACHED) ? NULL : net->spare;
+        own->s.grad_x = over ? own->s.conv : spare(net);
+        if (passes || l == 0 || (first && own->s.flags & DETACHED)) own->s.grad_x = NULL;
         layer_backward(net, own);
         if (first) rejoin(net, own);
-        else if (!passes) exchange(&net->grad, &net->spare);
+        else if (!passes) net->grad = own->s.grad_x;
     }
 }
 
