@@ -42,7 +42,8 @@ INLINE void conv_tile(const conv_job *job, const float *in, const float *weight,
         for (int v = 0; v < V; v++) store(out + p * job->step + v * LANES, sum[p * V + v]);
 }
 
-/* P pixels in a row of a 3x3 kernel x one vector: a number that was loaded serves the three pixels that it is near. */
+/* P pixels in a row of a 3x3 kernel, or pairs half a row apart, x one vector: a number that was loaded serves the three
+ * pixels that it is near. */
 INLINE void conv_narrow_tile(const conv_job *job, const float *in, const float *weight, float *out, int P, reach r,
                              int each) {
     long half = job->W / 2;
@@ -119,7 +120,8 @@ static void conv_by_taps(const conv_job *job) {
 }
 
 /* J numbers of each of K input rows x V vectors of output channels, over all pixels. */
-INLINE void wgrad_tile(const wgrad_job *job, const float *in, const float *out, float *sum, int K, int J, int V, int each) {
+INLINE void wgrad_tile(const wgrad_job *job, const float *in, const float *out, float *sum, int K, int J, int V,
+                       int each) {
     int parts = (J + each - 1) / each * V;
     long line = (job->W + job->k - 1) * job->in_step;
     vec part[16];

@@ -126,7 +126,7 @@ static void rejoin(network *net, const layer *own) {
 }
 
 /* Gradients of everything that trains. That of a layer's input takes the place of its convolution where that was saved
- * and is not smaller: image by image, behind the last use, so that it goes where the caches are already. */
+ * and is not smaller: image by image, behind the last use, into lines that the caches hold. */
 static void backward(network *net) {
     net->grad = net->top.grad_x = net->rooms[0], net->direct = net->rooms[1];
     head_backward(&net->top);

@@ -15,7 +15,7 @@ INLINE void patch_column(const float *in, long line, vec *to, long apart, int ea
     to[0] = a - c, to[1] = b + c, to[2] = c - b, to[3] = b - d;
 }
 
-/* B' d B of 8 channels of a line of `count` patches; a patch shares two columns with the next. */
+/* B' d B of a vector of channels of a line of `count` patches or pairs; a patch shares two columns with the next. */
 INLINE void patch_line(const float *in, long line, long I, long count, float *to, int each) {
     long apart = 2 * count * I, row = I * each;
     vec col[4][4];
@@ -53,7 +53,8 @@ static void common_patches(const float *in, long W, long I, long lines, float *t
     else patches(in, W, I, lines, to, 1);
 }
 
-/* Products of P tiles at one frequency with V vectors of output channels: from [tile][16][I] to [tile][16][V * 8]. */
+/* Products of P tiles or pairs at one frequency with V vectors of output channels: from [tile][16][I * each] to
+ * [tile][16][V * LANES]. */
 INLINE void product_tile(const float *in, const float *weight, long O, float *out, int P, int V, long I, int each) {
     vec sum[16];
 #pragma GCC unroll 16
@@ -93,7 +94,7 @@ INLINE void products(const float *in, const float *weight, long O, float *out, l
     }
 }
 
-/* A' m A of 8 channels of a line of `count` tiles, [tile][16][C] to pixels. */
+/* A' m A of a vector of channels of a line of `count` tiles or pairs, [tile][16][C] to pixels. */
 INLINE void tile_line(const float *in, long C, long count, float *out, long step, long line, int each) {
     long apart = 2 * count * step;
     for (long t = 0; t < count; t++, in += tile_step(C), out += 2 * step) {
@@ -112,7 +113,8 @@ INLINE void tile_line(const float *in, long C, long count, float *out, long step
 }
 
 /* Output channels o and on, V vectors of them, of a strip. */
-INLINE void strip_outputs(const conv_job *job, const float *in, float *room, long y, long lines, long o, int V, long I, int each) {
+INLINE void strip_outputs(const conv_job *job, const float *in, float *room, long y, long lines, long o, int V, long I,
+                          int each) {
     long across = job->W / 2 / each, line = job->W * job->step;
     products(in, job->weight + o, job->O, room, lines * across, V, I, each);
     for (long r = 0; r < lines; r++)
@@ -144,7 +146,7 @@ static void conv_by_tiles(const conv_job *job) {
     else tiles_with(job, job->I, 1);
 }
 
-/* A dY A' of 8 channels of a line of `count` tiles: pixels to [tile][16][O]. */
+/* A dY A' of a vector of channels of a line of `count` tiles: pixels to [tile][16][O * each]. */
 INLINE void gradient_line(const float *grad, long step, long line, long O, long count, float *to, int each) {
     long row = O * each;
     for (long t = 0; t < count; t++, grad += 2 * step, to += tile_step(row)) {
@@ -162,8 +164,8 @@ INLINE void gradient_line(const float *grad, long step, long line, long O, long 
 }
 
 /* J input channels x V vectors of output channels at F frequencies, summed over the tiles of a strip. */
-INLINE void wgrad_products(const float *in, const float *grad, float *sum, long tiles, int F, int J, int V, long I, long O,
-                           int each) {
+INLINE void wgrad_products(const float *in, const float *grad, float *sum, long tiles, int F, int J, int V, long I,
+                           long O, int each) {
     int parts = J / each * V;
     vec part[16];
 #pragma GCC unroll 16
