@@ -223,7 +223,7 @@ def speed(records: Records) -> list[str]:
     works whose seeds grow, which no loop does; and where they were measured.
     """
     rows: list[Line] = []
-    places = []
+    measured: dict[str, list[str]] = {}  # by place, its works
     ratios = {
         name: {work_cell(*both): ratio["all"] for *both, ratio in points_with(records, name)}
         for name in ("baseline", "bare")
@@ -236,11 +236,15 @@ def speed(records: Records) -> list[str]:
                 both = (ratio_cell(found.get(work)) for found in ratios.values())
                 cells = work_cells(record, point)
                 rows.append((*cells, f"{last_column(engine)['eps']:.0f}", p95_cell(engine), *both))
-                places.append(place(record))
+                measured.setdefault(place(record), []).append(cells[0])
     heads = "name | hosts (N) | batch size (B) | training images (T) | validation images (V)"
     heads += " | validation passes (K) | seeds per host | env-steps/s | time of a step of all hosts"
     heads += " (ms, 95th percentile) | speed-up over a plain loop | speed-up over bare hosts"
-    return [*markdown(heads, rows), *(f"Measured: {one}." for one in dict.fromkeys(places))]
+    notes = [
+        f"Measured: {', '.join(dict.fromkeys(works)) + ': ' if len(measured) > 1 else ''}{one}."
+        for one, works in measured.items()
+    ]
+    return [*markdown(heads, rows), *notes]
 
 
 EPS: dict[str, Callable[[Records], list[str]]] = {

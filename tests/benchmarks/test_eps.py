@@ -126,6 +126,10 @@ def test_speeds_are_of_works_with_a_loop_beside_them_and_of_those_that_grow(reco
     assert second.startswith("| custom | 2 | 4 | 8 | 8 | varies | by `grower` | ")
     assert [line for line in rest if line] == [f"Measured: {place(record)}."]
     assert second.endswith(" |  |  |")
+    later = record | {"name": "later", "commit": "0" * 40}
+    told = [line for line in sections.speed([record, later, record]) if line.startswith("Measured")]
+    first, second = place(record), place(later)
+    assert told == [f"Measured: custom: {first}.", f"Measured: later: {second}."]
 
 
 def test_seeds_may_grow_by_the_policy() -> None:
