@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -256,6 +257,16 @@ def test_a_stop_whose_checkpoint_cannot_be_written_says_so(tmp_path: Path) -> No
     unsaved = "the newest checkpoint could not be written (Is a directory)"
     assert (stopped.value.status, str(stopped.value)) == (1, f"stopped by SIGTERM; {unsaved}")
     assert f"INFO SIGTERM: {unsaved}" in log_of(tmp_path)
+
+
+def test_a_run_leaves_no_file_open_and_no_thread(tmp_path: Path) -> None:
+    threads = threading.enumerate()
+    cfg = replace(SHORT, rounds=1, telemetry=TelemetryConfig(level="events"))
+    with session(RunFolder(tmp_path)) as opened:
+        run_in_session(opened, cfg, None)
+        files = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.exists()]
+    assert not [name for name in files if name.endswith(("metrics.jsonl", "episodes.jsonl"))]
+    assert [one for one in threading.enumerate() if one not in threads and one.daemon] == []
 
 
 def test_what_fails_because_of_a_stop_is_the_stop(tmp_path: Path) -> None:
