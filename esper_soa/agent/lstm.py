@@ -6,14 +6,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.products import WORK, Product, linear, on_threads
+from esper_soa.agent.products import Product, linear
 from esper_soa.agent.protocol import Memory
 
 
 class ResidualLSTM(nn.Module):
     """Layers of x + LayerNorm(LSTM(x)); the memory is (hidden, cell), each [N, L, H]."""
-
-    threads = 0  # of a layer's products, see agent/products.py
 
     def __init__(self, num_inputs: int, hidden: int, num_layers: int) -> None:
         super().__init__()
@@ -49,8 +47,8 @@ class ResidualLSTM(nn.Module):
             for start, end in zip(starts, [*starts[1:], x.shape[0]], strict=True):
                 fresh = reset[start].reshape(1, -1, 1)
                 begin = [torch.where(fresh, 0.0, m) for m in memory]
-                with full_precision():
-                    part, *memory = self._stretch(layer, x[start:end], begin)
+                given = x[start:end], begin, lstm_parameters(layer)
+                part, *memory = torch.lstm(*given, True, 1, 0.0, self.training, False, False)
                 parts.append(part)
                 cells.append(memory[1])
             h = torch.cat(parts)
@@ -61,34 +59,19 @@ class ResidualLSTM(nn.Module):
 
     def _cell(self, layer: nn.Module, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Memory [N, H] of a layer after one env-step."""
-        if self.threads == 0:
+        if x.device.type != "cpu":
             return layer(x, (h, c))  # type: ignore[no-any-return]
         input_weight, recurrent_weight, *biases = lstm_parameters(layer)
-        gates = linear(self.threads, x, input_weight, biases[0])
-        gates = gates + linear(self.threads, h, recurrent_weight, biases[1])
+        gates = linear(x, input_weight, biases[0]) + linear(h, recurrent_weight, biases[1])
         i, f, g, o = gates.chunk(4, dim=-1)
         cell = f.sigmoid() * c + i.sigmoid() * g.tanh()
         return o.sigmoid() * cell.tanh(), cell
 
-    def _stretch(self, layer: nn.Module, x: Tensor, memory: list[Tensor]) -> tuple[Tensor, ...]:
-        """Outputs [T', N, H] of a layer over env-steps without a restart, and the memory after."""
-
-        def run(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-            fixed = True, 1, 0.0, self.training, False, False
-            return torch.lstm(x, [hidden, cell], weights, *fixed)
-
-        given = (x, *memory, *lstm_parameters(layer))
-        # multiplications of input and memory
-        if self.threads == 0 or 8 * self.hidden * x.numel() < WORK:
-            return run(*given)
-        return on_threads(self.threads, run, *given)
-
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does.
-
-    The backward pass must be inside the context, too.
+    """Within it `ResidualLSTM.sequence`, whose backward pass must be inside too, multiplies in
+    float32 on CUDA, as the rollout does.
     """
     kernel = torch.backends.cudnn.rnn
     before = kernel.fp32_precision  # type: ignore[attr-defined]

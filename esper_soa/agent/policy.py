@@ -5,7 +5,7 @@ the update and gives the same log-probabilities. Weights are shared by all slots
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from esper_soa.env.legal import head_masks
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.state import Action, Decision, Masks, Observation, View, chosen, same_bits
+from esper_soa.state import Action, Decision, Masks, Observation, View, chosen
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
 DROPOUT = 0.1  # of the contribution predictor, in updates only
@@ -130,7 +130,6 @@ class RecurrentPolicy(nn.Module):
         self.deterministic = config.deterministic
         # Keeps decisions on static buffers and replays them as CUDA graphs; None: as they are.
         self.steps: StepCache | None = None
-        self.unproven = {"act", "evaluate"}  # what was not yet done with several threads
         self.floors = dict(config.ppo.probability_floor)
         self.clip = config.ppo.observation_clip
         # the last row: empty slot
@@ -174,14 +173,8 @@ class RecurrentPolicy(nn.Module):
         other = copy(self)
         places = place_table(slots).to(self.places.device)
         vars(other)["_buffers"] = {**dict(self.named_buffers(recurse=False)), "places": places}
-        other.unproven = {"act", "evaluate"}
         other.steps = None
         return other
-
-    @property
-    def threads(self) -> int:
-        """Of large products, see use_threads_."""
-        return self.lstm.threads
 
     @property
     def observation_moments(self) -> Moments:
@@ -218,23 +211,6 @@ class RecurrentPolicy(nn.Module):
         var = torch.cat([env.var, slot.var])
         self.set_observation_moments_(Moments(mean, var, env.seen))
 
-    def use_threads_(self, number: int) -> None:
-        """Let large products take `number` threads of a CPU, see agent/products.py."""
-        for part in self.modules():
-            if isinstance(part, Product | ResidualLSTM):
-                part.threads = number
-
-    def prove_threads_(self, what: str, compute: Callable[[], Sequence[Tensor]]) -> None:
-        """Go back to one thread where several compute `what`, at its first time, to other bits."""
-        number = self.threads
-        if number <= 1 or what not in self.unproven:
-            return
-        self.unproven.remove(what)
-        several = compute()
-        self.use_threads_(1)
-        if same_bits(several, compute()):
-            self.use_threads_(number)
-
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Zero memory of N envs: hidden and cell, each float32 [N, L, H]."""
         shape = (num_envs, len(self.lstm.layers), self.lstm.hidden)
@@ -248,14 +224,9 @@ class RecurrentPolicy(nn.Module):
     def act_with_probabilities(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
         """Like `act`, and the probabilities of all choices: float32 [N, X] in HEADS order."""
         parts = (view.observation, view.masks, view.noise, memory)
-        self.prove_threads_("act", lambda: self._numbers(*self.decide_with_probabilities(*parts)))
         if self.steps is None:
             return self.decide_with_probabilities(*parts)
         return captured_call(self.steps, "act", self.decide_with_probabilities, *parts)
-
-    @staticmethod
-    def _numbers(decision: Decision, memory: Memory, probabilities: Tensor) -> list[Tensor]:
-        return [decision.log_probs, decision.value, *memory, probabilities]
 
     def decide_with_probabilities(
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory

@@ -18,8 +18,9 @@ from esper_soa.agent.diagnostics import Metrics, read_diagnostics
 from esper_soa.agent.lstm import full_precision, segment_starts
 from esper_soa.agent.normalize import Moments, RewardStats
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
+from esper_soa.agent.pieces import evaluate
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.agent.rollout import GatheredRollout, Rollout, Row
+from esper_soa.agent.rollout import GatheredRollout, Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.data.streams import DROPOUT, MINIBATCH, stream_keys, uniform
@@ -61,6 +62,7 @@ class Learner:
         # it, and the same for the hosts of further tasks, see RecurrentPolicy.for_slots
         self.policies = [policy]
         self.reduction = reduction
+        self.workers = 1  # threads of a CPU that share a gradient step; they change no bit
         # what several processes reduce is not captured
         self.steps = steps if reduction.count == 1 else None
         self.config = config
@@ -231,12 +233,13 @@ class Learner:
         parts: of every rollout a batch and its noise for dropout. Changes the policy's parameters
         in place; gives diagnostics, whether to stop, and the moments afterwards.
         """
-        evaluations = []
-        for policy, (batch, noise), at in zip(self.policies, parts, starts, strict=True):
-            policy.prove_threads_("evaluate", partial(self._proof, policy, batch.rows, at, noise))
-            evaluations.append((policy.evaluate(batch.rows, at, noise), batch))
-        loss, metrics = plan.loss(evaluations, self.config, weights, reduction=self.reduction)
+        given = zip(self.policies, parts, starts, strict=True)
         with full_precision():
+            evaluations = [
+                (evaluate(policy, batch.rows, at, noise, self.workers), batch)
+                for policy, (batch, noise), at in given
+            ]
+            loss, metrics = plan.loss(evaluations, self.config, weights, reduction=self.reduction)
             own = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         gradients = self.reduction.total_gradients(own)
         norm = losses.gradient_norm(list(gradients))
@@ -261,17 +264,6 @@ class Learner:
             "stopped": stopped,
         }
         return metrics, stopped, adam
-
-    def _proof(
-        self, policy: RecurrentPolicy, rows: Row, starts: list[int], noise: Tensor
-    ) -> list[Tensor]:
-        """Outputs of the network in a gradient step, and gradients of their sums."""
-        evaluation = policy.evaluate(rows, starts, noise)
-        outputs = [evaluation.log_probs, evaluation.entropies, evaluation.value]
-        outputs += [evaluation.q, evaluation.contribution]
-        total = torch.stack([output.sum() for output in outputs]).sum()
-        gradients = torch.autograd.grad(total, self.parameters, materialize_grads=True)
-        return [*(output.detach() for output in outputs), *gradients]
 
     def _count_(self, report: dict[str, float]) -> None:
         self.rounds += 1

@@ -54,11 +54,6 @@ def let_threads_sleep() -> None:
         os.environ.setdefault(WAITING, "passive")
 
 
-def threads_sleep() -> bool:
-    """Whether threads of operations were told to."""
-    return os.environ.get(WAITING, "").lower() == "passive"
-
-
 def core_numbers() -> list[int]:
     """Numbers of the CPU cores that this process may use, at least one."""
     if sys.platform == "linux":

@@ -56,9 +56,9 @@ Kind = TypeVar("Kind", bound=Settings)
 class ComputeConfig(Settings, path="compute."):
     """Layout of the work on the device; all but `precision` change results by rounding alone."""
 
-    # CPU threads that share the chunks of envs; 1 on a GPU.
+    # CPU threads that share chunks of envs, in training and in the policy's update; 1 on a GPU.
     workers: int = number(0, 0, 1024, note="0 = one per usable core")
-    # Of a torch operation outside the workers; the policy's large products: see runtime/device.py.
+    # Of a torch operation outside the workers.
     threads: int = number(0, 0, 1024, note="0 = 1")
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")

@@ -10,7 +10,7 @@ import torch
 
 from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import SubsetRows
-from esper_soa.config.processor import threads_sleep, usable_cores
+from esper_soa.config.processor import usable_cores
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.engine import Sizes
@@ -23,7 +23,6 @@ CPU_CHUNK_IMAGES = 512
 CPU_EVAL_BATCH = 16
 GPU_EVAL_BATCH = 256
 THREADS_PER_CORE = 4  # most that may be asked for: more only wait for each other
-PRODUCT_THREADS = 8  # beyond which matrix products of a policy gain little
 # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all
 # threads (those of other threads are trimmed whatever the second says).
 MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
@@ -119,7 +118,7 @@ def choose_env_chunk(
 
 
 def choose_workers(setting: int, chunks: int, device: torch.device, cores: int = 0) -> int:
-    """Threads that share the chunks of envs: the setting, or for 0 one per usable core of a CPU.
+    """Threads that share chunks of envs: the setting, or for 0 one per usable core of a CPU.
 
     Never more than there are chunks, and one on a GPU. SettingError for more than make sense.
     """
@@ -141,20 +140,6 @@ def apply_threads(setting: int) -> int:
     _check_threads("compute.threads", setting)
     torch.set_num_threads(setting or 1)
     return torch.get_num_threads()
-
-
-def product_threads(setting: int, device: torch.device) -> int:
-    """Threads of the policy's large products (agent/products.py) where compute.threads is 0: one
-    per usable core of a CPU, PRODUCT_THREADS at most.
-
-    One where operations have threads by the setting, and where waiting threads would keep cores; 0
-    without oneDNN or a CPU.
-    """
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return 0
-    if setting > 0 or not threads_sleep():
-        return 1
-    return min(usable_cores(), PRODUCT_THREADS)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import GRADIENTS, POLICY
 from esper_soa.nets.model.blueprints import names_by_code
-from esper_soa.runtime.device import product_threads
+from esper_soa.runtime.device import choose_workers
 from esper_soa.runtime.files import LOGGER
 from esper_soa.training import checkpoint
 from esper_soa.training.build import rule_player
@@ -75,13 +75,12 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     names = names_by_code(shape.blueprints)
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     imitation = cfg.policy.imitation
-    policy.use_threads_(product_threads(cfg.compute.threads, world.device))
-    LOGGER.debug("policy   threads of large matrix products: %d", policy.threads)
     replay = world.kernels.replay
     policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo
     schedule = ppo.floor_penalty_rounds, cfg.seed
     learner = Learner(policy, ppo, *schedule, gradients, imitation, world.reduction)
+    learner.workers = choose_workers(cfg.compute.workers, cfg.envs, world.device)
     if cfg.policy.init != SCRATCH:
         learned = load_policy(cfg.policy.init, world.device)
         load_pretrained(learner, cfg.policy.network, learned, cfg.policy.observe, names)

@@ -12,7 +12,7 @@ import torch
 
 from esper_soa.config.env import AttributionConfig
 from esper_soa.config.errors import SettingError
-from esper_soa.config.processor import let_threads_sleep, usable_cores
+from esper_soa.config.processor import usable_cores
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.model.host import activation_elements
@@ -27,7 +27,6 @@ from esper_soa.runtime.device import (
     device_name,
     keep_freed_memory,
     layout_in_words,
-    product_threads,
     resolve_device,
     take_device,
     threads,
@@ -157,23 +156,6 @@ def test_one_operation_has_one_thread_or_as_many_as_asked_for() -> None:
         assert apply_threads(0) == 1
     finally:
         torch.set_num_threads(before)
-
-
-def test_large_products_have_all_cores_where_threads_sleep_while_they_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(runtime_device, "usable_cores", lambda: 30)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    assert product_threads(0, CPU) == 8
-    monkeypatch.setattr(runtime_device, "usable_cores", lambda: 3)
-    found = [product_threads(setting, device) for setting, device in ((0, CPU), (2, CPU), (0, GPU))]
-    assert found == [3, 1, 0]
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    assert product_threads(0, CPU) == 1
-    let_threads_sleep()  # too late, torch is there
-    assert product_threads(0, CPU) == 1
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert product_threads(0, CPU) == 0
 
 
 @pytest.mark.parametrize("said", ["", "active"])
