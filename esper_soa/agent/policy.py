@@ -17,7 +17,7 @@ from esper_soa.agent import normalize
 from esper_soa.agent.distribution import choose, entropy, masked_log_probs
 from esper_soa.agent.lstm import ResidualLSTM, lstm_parameters
 from esper_soa.agent.normalize import Moments
-from esper_soa.agent.products import Product
+from esper_soa.agent.products import Product, shared
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Row
 from esper_soa.agent.slots import SlotEncoder, SlotScores, place_table, slot_encoding, summary
@@ -247,7 +247,9 @@ class RecurrentPolicy(nn.Module):
         op = play("op", masks.op, x)
         legal = head_masks(masks, op)
         slot = play("slot", legal["slot"], torch.cat([x, one_hot(op, x)], dim=-1), slots)
-        head_input = torch.cat([x, slot_encoding(slots, slot)], dim=-1)
+        head_input = shared(
+            torch.cat([x, slot_encoding(slots, slot)], dim=-1), self.lstm.hidden // 2
+        )
         for name in [name for name in legal if name not in choices]:
             play(name, legal[name], head_input)
         log_probs = [chosen(distributions[name], choices[name]) for name in HEAD_NAMES]
@@ -269,12 +271,11 @@ class RecurrentPolicy(nn.Module):
         """
         slots, features = self._encode(rows.features, rows.blueprints)
         x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
-        op = one_hot(rows.action.op, x)
-        head_input = torch.cat([x, slot_encoding(slots, rows.action.slot)], dim=-1)
-        inputs = dict.fromkeys(HEAD_NAMES, (head_input,)) | {
-            "op": (x,),
-            "slot": (torch.cat([x, op], dim=-1), slots),
-        }
+        least = self.lstm.hidden // 2  # outputs of the products below
+        with_op = shared(torch.cat([x, one_hot(rows.action.op, x)], dim=-1), least)
+        with_slot = shared(torch.cat([x, slot_encoding(slots, rows.action.slot)], dim=-1), least)
+        x = shared(x, least)
+        inputs = dict.fromkeys(HEAD_NAMES, (with_slot,)) | {"op": (x,), "slot": (with_op, slots)}
         heads = []
         for name, mask in head_masks(rows.masks, rows.action.op).items():
             choice = rows.action.get(name)
@@ -283,14 +284,13 @@ class RecurrentPolicy(nn.Module):
             highest = distribution.argmax(-1) == choice
             heads.append((chosen(distribution, choice), entropy(distribution, mask), highest))
         log_probs, entropies, likeliest = (torch.stack(one, -1) for one in zip(*heads, strict=True))
-        detached = x.detach()
         return Evaluation(
             log_probs=log_probs,
             entropies=entropies,
             likeliest=likeliest,
             value=self.value_head(x).squeeze(-1),
-            q=self.q_head(torch.cat([detached, op], dim=-1)).squeeze(-1),
-            contribution=self.contribution_head(detached, slots.detach(), noise),
+            q=self.q_head(with_op.detach()).squeeze(-1),
+            contribution=self.contribution_head(x.detach(), slots.detach(), noise),
             hidden=hidden,
             cell=cell,
         )

@@ -20,9 +20,18 @@ class Product(nn.Linear):
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch's function of that name; by oneDNN on a CPU where it is large."""
-    num_outputs = weight.shape[0]
+    """torch's function of that name, float32; by oneDNN where it is large or the input's copy is
+    given, see `shared`.
+    """
+    copy = inputs if inputs.is_mkldnn else shared(inputs, weight.shape[0])
+    return nn.functional.linear(copy, weight, bias).to_dense()
+
+
+def shared(inputs: Tensor, num_outputs: int) -> Tensor:
+    """The copy of the inputs for oneDNN, for several products of at least so many outputs each; the
+    inputs as they are where such a product is not large, or oneDNN is not there.
+    """
     small = num_outputs < NARROW or inputs.numel() * num_outputs < WORK
     if small or inputs.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return nn.functional.linear(inputs, weight, bias)
-    return nn.functional.linear(inputs.to_mkldnn(), weight, bias).to_dense()
+        return inputs
+    return inputs.to_mkldnn()

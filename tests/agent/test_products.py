@@ -2,11 +2,18 @@
 
 import pytest
 import torch
+from agent_world import CPU, random_rollout, some_slots
+from test_policy import parts
 from torch import nn
 
 from esper_soa.agent import products
-from esper_soa.agent.lstm import ResidualLSTM
+from esper_soa.agent.lstm import ResidualLSTM, segment_starts
+from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.products import NARROW, Product
+from esper_soa.config.agent import NetworkConfig, PolicyConfig
+from esper_soa.state import View
+
+WIDE = NetworkConfig(hidden=128, features=128, slot_features=32)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -58,3 +65,34 @@ def test_the_memory_of_an_env_step_is_that_of_torch(monkeypatch: pytest.MonkeyPa
         for one, other in ((after[0][:, i], hidden), (after[1][:, i], cell)):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(output, x, rtol=1e-5, atol=1e-6)
+
+
+def test_a_policy_gives_by_onednn_what_it_gives_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = RecurrentPolicy(PolicyConfig(network=WIDE), some_slots(2), seed=0)
+    rows = random_rollout(policy, 5, 6, seed=0).rows
+    noise = torch.rand(*rows.shape, 64, generator=torch.Generator().manual_seed(1))
+    observation, masks, actions = parts(6, 2)
+    view = View(None, observation, masks, actions, batch_size=[6])
+    results = []
+    for work in (10**9, 1):
+        monkeypatch.setattr(products, "WORK", work)
+        decision, memory = policy.act(view, policy.start(6, CPU))
+        found = policy.evaluate(rows, segment_starts(rows.reset), noise)
+        outputs = [one for one in found if one.requires_grad]
+        loss = torch.stack([one.square().sum() for one in outputs]).sum()
+        gradients = torch.autograd.grad(loss, [*policy.parameters()])
+        outputs = [one.detach() for one in outputs]
+        results.append([decision.log_probs, decision.value, *memory, *outputs, *gradients])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 + 1e-4 * float(one.abs().max()))
+
+
+def test_heads_share_the_copy_of_their_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORK", 1)
+    policy = RecurrentPolicy(PolicyConfig(network=WIDE), some_slots(2), seed=0)
+    rows = random_rollout(policy, 2, 3, seed=0).rows
+    with torch.profiler.profile() as profile:
+        policy.evaluate(rows, segment_starts(rows.reset), torch.rand(*rows.shape, 64))
+    counts = {one.key: one.count for one in profile.key_averages()}
+    # three copies for eleven products of the heads, and one for each of eight more
+    assert (counts["aten::to_mkldnn"], counts["aten::mkldnn_linear"]) == (11, 19)
