@@ -33,13 +33,13 @@ def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
 
     valid: bool [T, N], the env-steps whose hidden state counts.
     """
-    masked = torch.where(valid[..., None, None], hidden, 0.0)
     units = hidden.shape[2:].numel()
     squares = _rms(cell).square()
+    saturated = hidden.abs().gt_(SATURATED).sum((-2, -1))
     return {
-        "hidden_square": Mean(_rms(masked).square().sum(), valid.sum()),
+        "hidden_square": Mean(torch.where(valid, _rms(hidden), 0.0).square().sum(), valid.sum()),
         "cell_square": Mean(squares.sum(), squares.new_tensor(squares.numel())),
-        "saturated": Mean((masked.abs() > SATURATED).float().sum(), valid.sum() * units),
+        "saturated": Mean(torch.where(valid, saturated, 0.0).sum(), valid.sum() * units),
     }
 
 
@@ -48,25 +48,29 @@ def memory_health(means: Means, memories: Sequence[tuple[Tensor, Tensor, Tensor]
 
     memories: hidden, cell and valid of rollouts, as there.
     """
-    hidden = [torch.where(valid[..., None, None], one, 0.0) for one, _, valid in memories]
-    cell = [one for _, one, _ in memories]
-    hidden_rms = [*map(_rms, hidden)]
-    both = zip(hidden_rms, memories, strict=True)
-    counted = [torch.where(valid, -rms, -torch.inf) for rms, (*_, valid) in both]
+    rows = [(_rms(hidden), valid) for hidden, _, valid in memories]
+    hidden_rms = [torch.where(valid, rms, 0.0) for rms, valid in rows]
+    cells = [cell for _, cell, _ in memories]
+    hidden_max = [torch.where(valid, _largest(hidden), 0.0) for hidden, _, valid in memories]
     return {
-        "lstm_rms_max": largest_of([*hidden_rms, *map(_rms, cell)]),
-        "lstm_rms_min": -largest_of(counted),
+        "lstm_rms_max": largest_of([*hidden_rms, *map(_rms, cells)]),
+        "lstm_rms_min": -largest_of([torch.where(valid, -rms, -torch.inf) for rms, valid in rows]),
         "lstm_hidden_rms": means["hidden_square"].value.sqrt(),
-        "lstm_hidden_max": largest_of([one.abs() for one in hidden]),
+        "lstm_hidden_max": largest_of(hidden_max),
         "lstm_cell_rms": means["cell_square"].value.sqrt(),
-        "lstm_cell_max": largest_of([one.abs() for one in cell]),
+        "lstm_cell_max": largest_of([*map(_largest, cells)]),
         "lstm_saturated": means["saturated"].value,
     }
 
 
 def _rms(memory: Tensor) -> Tensor:
     """Root of the mean square [T, N] of memory [T, N, L, H]."""
-    return memory.square().mean((-2, -1)).sqrt()
+    return torch.linalg.vector_norm(memory, dim=(-2, -1)) / memory.shape[2:].numel() ** 0.5
+
+
+def _largest(memory: Tensor) -> Tensor:
+    """Largest absolute value [T, N] in memory [T, N, L, H]."""
+    return torch.maximum(memory.amax((-2, -1)), -memory.amin((-2, -1)))
 
 
 def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Metrics:
