@@ -89,7 +89,6 @@ def test_the_log_tells_data_hosts_policy_and_what_computes_them(
     assert {"data", "kernels", "graphs"} < versions.keys()
     assert told.pop(4).startswith("INFO memory   at least ")
     assert told[:9] == [
-        "DEBUG policy   threads of large matrix products: 1",
         "INFO data     synthetic images, asked for by data.name: 32 training, 16 validation and 16 "
         "test images.",
         f"INFO hosts    3 x cifar_impaired, {host} parameters, slots r0c0, r0c1, r0c2; 3 rounds of "
