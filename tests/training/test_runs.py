@@ -83,12 +83,12 @@ def test_the_log_tells_data_hosts_policy_and_what_computes_them(
     host = host_shape(done.settings.task, ()).parameters.total
     chunk = choose_env_chunk(0, 3, 8, CPU)  # by the cores of this machine
     assert told.pop() == f"INFO files    {done.path}"
-    assert all(line.startswith("DEBUG ") for line in told[11:])  # of the table
+    assert all(line.startswith("DEBUG ") for line in told[10:])  # of the table
     versions = json.loads((done.path / "versions.json").read_text())
-    assert told.pop(9) == f"DEBUG state    kernels of the env state: {versions['state']}"
+    assert told.pop(8) == f"DEBUG state    kernels of the env state: {versions['state']}"
     assert {"data", "kernels", "graphs"} < versions.keys()
     assert told.pop(4).startswith("INFO memory   at least ")
-    assert told[:9] == [
+    assert told[:8] == [
         "INFO data     synthetic images, asked for by data.name: 32 training, 16 validation and 16 "
         "test images.",
         f"INFO hosts    3 x cifar_impaired, {host} parameters, slots r0c0, r0c1, r0c2; 3 rounds of "
