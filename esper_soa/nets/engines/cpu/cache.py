@@ -10,13 +10,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from esper_soa.config.paths import (
-    FolderError,
-    cache_folder,
-    open_folder,
-    read_user_file,
-    sync,
-)
+from esper_soa.config.paths import FolderError, cache_folder, open_folder, read_user_file, sync
 
 
 class NativeError(Exception):

@@ -106,9 +106,8 @@ def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
             env=os.environ | {"TMPDIR": str(folder)},
         )
     except FileNotFoundError as error:
-        raise NativeError(
-            f"no C compiler: {command[0]} is not there (install gcc or clang, or set CC)"
-        ) from error
+        missing = f"{command[0]} is not there (install gcc or clang, or set CC)"
+        raise NativeError(f"no C compiler: {missing}") from error
     except OSError as error:
         raise NativeError(f"{name} failed: {error}") from error
     try:

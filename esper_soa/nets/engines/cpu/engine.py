@@ -3,10 +3,9 @@
 nets/choose.py asks for an `obstacle` before it makes one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets import batched
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
-from esper_soa.nets.data.images import ImageCrops, crops_of
+from esper_soa.nets.data.images import crops_of
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import GATE, num_codes
@@ -69,9 +68,8 @@ def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
             places[one.code] = 1 + place
     kinds = np.where(running, places[plan.blueprint], 0)
     if (kinds < 0).any():
-        raise LookupError(
-            f"no native kernel for seeds of blueprint code {plan.blueprint[kinds < 0][0]}"
-        )
+        code = plan.blueprint[kinds < 0][0]
+        raise LookupError(f"no native kernel for seeds of blueprint code {code}")
     return kinds
 
 
@@ -114,9 +112,7 @@ def _tables(shape: HostShape) -> dict[str, np.ndarray]:
     return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
 
 
-def _networks(
-    shared: Pass[TrainingFeed] | Pass[ValidationFeed], seeds: Seeds
-) -> records.NativeNetworks:
+def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
     """Record of the networks; LookupError if the kernels do not support their memory layout."""
     shape = shared.nets.shape
     weights = shared.weights
@@ -148,87 +144,6 @@ def _networks(
     return records.point(record, {**tables, **seeds, **arrays, **host})
 
 
-class _Training(NamedTuple):
-    """A training pass of N networks; `train_chunk_` may run for different envs at the same time."""
-
-    nets: records.NativeNetworks
-    rules: tuple[np.ndarray, np.ndarray]  # float64 [N, 5], of the hosts and of the seeds
-    crops: Callable[..., ImageCrops]  # of its feed
-    num_batches: int
-    accumulate: int  # batches that make an optimiser step
-    stride: int  # optimiser steps between two measurements of gradients
-
-    def train_chunk_(
-        self, envs: np.ndarray, gradients: Gradients, call: Call
-    ) -> tuple[Tensor, Tensor]:
-        """Loss float32 [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-        numbers = torch.from_numpy(envs)
-        offset = 0
-        loss = torch.zeros(envs.size)
-        correct = torch.zeros(envs.size, dtype=torch.int64)
-        for index in range(self.num_batches // self.accumulate):
-            call.check()
-            crops = self.crops(numbers, index * self.accumulate, self.accumulate)
-            self._step_(envs, crops, (loss, correct), gradients if index % self.stride == 0 else {})
-            offset += crops.labels.shape[1]
-        return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / offset
-
-    def _step_(
-        self, envs: np.ndarray, crops: ImageCrops, sums: tuple[Tensor, Tensor], gradients: Gradients
-    ) -> None:
-        """One optimiser step of the networks `envs` (int64 [n]) on its batches, [n, B] each.
-
-        sums: loss (float32 [n]) and correct (int64 [n]), which are added to. Writes the gradient
-        statistics [N, S] that are there.
-        """
-        first = crops.first.contiguous()
-        record = records.Training(
-            nets=self.nets,
-            count=envs.size,
-            batch=first.shape[1] // self.accumulate,
-            accumulate=self.accumulate,
-            images=records.crops_record(crops.bank, first),
-            vanishing_norm=VANISHING,
-            exploding_norm=EXPLODING,
-            tiny=TINY,
-        )
-        held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "loss": sums[0]}
-        held |= dict(zip(("host", "seed"), self.rules, strict=True))
-        records.point(record, {**held, "correct": sums[1], **gradients})
-        records.call("train_networks", record)
-
-
-class _Validation(NamedTuple):
-    """A validation pass of N networks; `measure` may run for different envs at the same time."""
-
-    nets: records.NativeNetworks
-    crops: Callable[..., ImageCrops]  # of its feed
-
-    def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
-        """Loss float64 [n] of the first code, accuracy float64 [n, codes], percent, of `job`."""
-        envs = job.envs
-        codes = np.array(job.codes, dtype=np.int64)
-        crops = self.crops(torch.from_numpy(envs))
-        first = crops.first.contiguous()
-        loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
-        correct = torch.zeros(envs.size, codes.size, dtype=torch.int64)
-        correct_counts = torch.zeros(envs.size, dtype=torch.int64)
-        record = records.Validation(
-            nets=self.nets,
-            count=envs.size,
-            images=first.shape[1],
-            shared=first.shape[0] == 1,
-            images_of=records.crops_record(crops.bank, first),
-            codes=codes.size,
-            ablated=job.ablated,
-        )
-        held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "code": codes}
-        held |= {"loss": loss, "correct": correct, "counted": correct_counts}
-        records.point(record, held)
-        records.call("validate_networks", record)
-        return loss / correct_counts, 100.0 * correct.to(STATE_FLOAT) / correct_counts[:, None]
-
-
 @dataclass(frozen=True)
 class CpuEngine(PieceEngine):
     """For hosts without an obstacle and weights in float32, on a CPU: all of a network in a call.
@@ -239,13 +154,65 @@ class CpuEngine(PieceEngine):
     def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
         nets = shared.nets
         networks = _networks(shared, training_seeds(nets.shape, shared.plan))
-        num_nets = shared.alpha.shape[0]
-        moves = records.sgd_of(rules.host, num_nets), records.sgd_of(rules.seed, num_nets)
-        crops = crops_of(shared.feed)
-        return _Training(
-            networks, moves, crops, num_batches, nets.accumulate, nets.task.gradient_stride
-        ).train_chunk_
+        moves = [records.sgd_of(rule, shared.alpha.shape[0]) for rule in (rules.host, rules.seed)]
+        crops_of_batches = crops_of(shared.feed)
+
+        def train_chunk_(
+            envs: np.ndarray, gradients: Gradients, call: Call
+        ) -> tuple[Tensor, Tensor]:
+            numbers = torch.from_numpy(envs)
+            loss = torch.zeros(envs.size)
+            correct = torch.zeros(envs.size, dtype=torch.int64)
+            seen = 0
+            for step in range(num_batches // nets.accumulate):
+                call.check()
+                crops = crops_of_batches(numbers, step * nets.accumulate, nets.accumulate)
+                first = crops.first.contiguous()
+                record = records.Training(
+                    nets=networks,
+                    count=envs.size,
+                    batch=first.shape[1] // nets.accumulate,
+                    accumulate=nets.accumulate,
+                    images=records.crops_record(crops.bank, first),
+                    vanishing_norm=VANISHING,
+                    exploding_norm=EXPLODING,
+                    tiny=TINY,
+                )
+                held: records.Held = {"envs": envs, "labels": crops.labels.contiguous()}
+                held |= {"loss": loss, "correct": correct, "host": moves[0], "seed": moves[1]}
+                if step % nets.task.gradient_stride == 0:
+                    held.update(gradients)
+                records.point(record, held)
+                records.call("train_networks", record)
+                seen += crops.labels.shape[1]
+            return loss / num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
+
+        return train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
-        seeds = validation_seeds(shared.nets.shape, shared.plan)
-        return _Validation(_networks(shared, seeds), crops_of(shared.feed)).measure
+        networks = _networks(shared, validation_seeds(shared.nets.shape, shared.plan))
+        crops_of_envs = crops_of(shared.feed)
+
+        def measure(job: Job, call: Call) -> tuple[Tensor, Tensor]:
+            envs = job.envs
+            codes = np.array(job.codes, dtype=np.int64)
+            crops = crops_of_envs(torch.from_numpy(envs))
+            first = crops.first.contiguous()
+            loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
+            correct = torch.zeros(envs.size, codes.size, dtype=torch.int64)
+            counts = torch.zeros(envs.size, dtype=torch.int64)
+            record = records.Validation(
+                nets=networks,
+                count=envs.size,
+                images=first.shape[1],
+                shared=first.shape[0] == 1,
+                images_of=records.crops_record(crops.bank, first),
+                codes=codes.size,
+                ablated=job.ablated,
+            )
+            held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "code": codes}
+            records.point(record, held | {"loss": loss, "correct": correct, "counted": counts})
+            records.call("validate_networks", record)
+            return loss / counts, 100.0 * correct.to(STATE_FLOAT) / counts[:, None]
+
+        return measure

@@ -15,20 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.config.paths import (
-    DRAFT,
-    FolderError,
-    cache_folder,
-    drop_old_drafts,
-    open_folder,
-)
+from esper_soa.config.paths import DRAFT, FolderError, cache_folder, drop_old_drafts, open_folder
 from esper_soa.config.processor import Processor, this_processor
-from esper_soa.nets.engines.cpu.cache import (
-    NativeError,
-    load_cached,
-    load_stored,
-    store,
-)
+from esper_soa.nets.engines.cpu.cache import NativeError, load_cached, load_stored, store
 from esper_soa.nets.engines.cpu.compiler import (
     FAMILY_FLAGS,
     FLAGS,
@@ -42,12 +31,7 @@ from esper_soa.nets.engines.cpu.compiler import (
 from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
 
 COMPILED = "compiled for this CPU"
-KERNELS = (
-    "train_networks",
-    "validate_networks",
-    "sequence_block_pass",
-    "sequence_head_pass",
-)
+KERNELS = ("train_networks", "validate_networks", "sequence_block_pass", "sequence_head_pass")
 
 
 class Kernels(NamedTuple):
@@ -82,9 +66,8 @@ def build() -> Path:
     command = compiler_command()
     try:
         drop_old_drafts(folder)
-        with tempfile.TemporaryDirectory(
-            prefix=DRAFT, dir=folder, ignore_cleanup_errors=True
-        ) as drafts:
+        place = tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder, ignore_cleanup_errors=True)
+        with place as drafts:
             draft = Path(drafts) / "nets.so"
             compile_kernels(identify_compiler(command, draft.parent), draft)
             return store(folder, key, draft)
@@ -120,9 +103,8 @@ def _load(path: Path, words: str) -> Kernels:
         for name in KERNELS:
             functions[name].argtypes = [ctypes.c_void_p]
     except (OSError, AttributeError) as error:
-        raise NativeError(
-            f"{path} cannot be loaded (delete it to have it built again): {error}"
-        ) from error
+        remedy = "delete it to have it built again"
+        raise NativeError(f"{path} cannot be loaded ({remedy}): {error}") from error
     return Kernels(functions, words, digest)
 
 

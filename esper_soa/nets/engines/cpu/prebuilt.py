@@ -7,7 +7,7 @@ taken if it is what the manifest says and was made of the C files beside it.
 
 import hashlib
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,31 +73,27 @@ def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | No
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         digests = {library["level"]: library["sha256"] for library in manifest["libraries"]}
-        level = _best(digests, manifest["builder"], processor)
+        builder = manifest["builder"]
         same_sources = manifest["sources"] == sources_digest()
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise NativeError(f"{folder / MANIFEST} is damaged (install the package again)") from error
-    if level is None:
-        return None
-    if not same_sources:
-        raise NativeError(
-            f"the libraries of {folder} were made of other C files than those of {FOLDER}"
-        )
-    path = folder / f"{level}.so"
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise NativeError(f"{path} cannot be read: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != digests[level]:
-        raise NativeError(f"{path} is not what {MANIFEST} says (install the package again)")
-    return path, "prebuilt for this CPU" if level == BUILDER else f"prebuilt ({level})"
-
-
-def _best(path: Container[str], builder: str, processor: Processor) -> str | None:
-    own = [BUILDER] if processor.kind and builder == processor.kind else []
-    candidates = [
+    levels = [BUILDER] if processor.kind and builder == processor.kind else []
+    levels += [
         level.name
         for level in LEVELS
         if level.machine == processor.machine and level.needs <= processor.features
     ]
-    return next((name for name in own + candidates if name in path), None)
+    best = next((name for name in levels if name in digests), None)
+    if best is None:
+        return None
+    if not same_sources:
+        words = "were made of other C files than those of"
+        raise NativeError(f"the libraries of {folder} {words} {FOLDER}")
+    path = folder / f"{best}.so"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise NativeError(f"{path} cannot be read: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != digests[best]:
+        raise NativeError(f"{path} is not what {MANIFEST} says (install the package again)")
+    return path, "prebuilt for this CPU" if best == BUILDER else f"prebuilt ({best})"

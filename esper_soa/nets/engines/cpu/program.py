@@ -52,9 +52,8 @@ def programs(blueprints: Blueprints, channels: list[int]) -> np.ndarray:
 def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     """The program of a blueprint: its residual, or with REPLACING all of its output."""
     is_single = len(blueprint.parts) == 1 and isinstance(blueprint.parts[0], SoftNorm | Excite)
-    differing = (
-        is_single and not blueprint.residual
-    )  # such a part can give what it adds to x by itself
+    # such a part can give what it adds to x by itself
+    differing = is_single and not blueprint.residual
     more = (0 if differing else KEPT, 0 if blueprint.residual or differing else REPLACING)
     return [
         _row(part, inputs, channels, *more)

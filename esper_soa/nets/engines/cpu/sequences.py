@@ -15,7 +15,8 @@ from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
-from esper_soa.nets.engines.cpu.records import INTEGER, NUMBER, POINTER, all_of, call
+from esper_soa.nets.engines.cpu import records
+from esper_soa.nets.engines.cpu.records import INTEGER, NUMBER, POINTER, all_of
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.parts import LayerSpec, Parameter
@@ -69,8 +70,8 @@ def _memory_of(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous()
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _pointers(tensors: list[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (POINTER * HALF)(*[None if one is None else one.data_ptr() for one in tensors])
 
 
 class _Block(torch.autograd.Function):
@@ -95,10 +96,10 @@ class _Block(torch.autograd.Function):
             rows.new_empty(count * length * numbers + PADDING)
             for numbers in (2, kind.inner, width if kind.heads else 0, kind.heads)
         ]
-        record = _block_record(kind, rows, tensors, saved, (batch, length, nets, width))
-        record.out = out.data_ptr()
+        record = _block_record(kind, rows, tensors, saved)
+        records.point(record, {"out": out})
         record.saves = saves
-        call("sequence_block_pass", record)
+        records.call("sequence_block_pass", record)
         ctx.save_for_backward(rows, *saved, *tensors)  # type: ignore[arg-type]
         ctx.kind = kind  # type: ignore[attr-defined]
         return out.transpose(1, 2)
@@ -106,44 +107,34 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         rows, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
-        saved = rest[:4]
         tensors = rest[4:]
-        batch, length, _ = rows.shape
-        nets, _, width = tensors[2].shape
-        sizes = batch, length, nets, width
-        record = _block_record(ctx.kind, rows, tensors, saved, sizes)  # type: ignore[attr-defined]
+        record = _block_record(ctx.kind, rows, tensors, rest[:4])  # type: ignore[attr-defined]
         record.saves = True
         out = _memory_of(grad)
         grad_x = torch.empty_like(rows)
         grads = [None if one is None else torch.zeros(one.shape) for one in tensors]
-        record.grad_out = out.data_ptr()
-        record.grad_x = grad_x.data_ptr()
-        record.gradients = (POINTER * HALF)(*[_pointer(one) for one in grads])
-        call("sequence_block_pass", record)
+        records.point(record, {"grad_out": out, "grad_x": grad_x})
+        record.gradients = _pointers(grads)
+        records.call("sequence_block_pass", record)
         return grad_x.transpose(1, 2), None, *grads
 
 
 def _block_record(
-    kind: BlockKind,
-    rows: Tensor,
-    tensors: list[Tensor | None],
-    saved: list[Tensor],
-    sizes: tuple[int, int, int, int],
+    kind: BlockKind, rows: Tensor, tensors: list[Tensor | None], saved: list[Tensor]
 ) -> SequenceBlock:
     """The record of a pass; what it points to must outlive it."""
-    batch, length, nets, width = sizes
-    record = SequenceBlock(nets, batch, length, width, kind.heads, kind.inner)
+    batch, length, channels = rows.shape
+    weight = tensors[2]
+    assert weight is not None
+    nets = weight.shape[0]
+    record = SequenceBlock(nets, batch, length, channels // nets, kind.heads, kind.inner)
     record.normed = tensors[0] is not None
     record.gelu = kind.gelu
     record.eps = NORM_EPS
-    record.x = rows.data_ptr()
-    names = ("statistics", "hidden", "mixed", "sums")
-    for name, one in zip(names, saved, strict=True):
-        setattr(record, name, one.data_ptr())
-    record.parameters = (POINTER * HALF)(*[_pointer(one) for one in tensors])
-    steps = [0 if one is None else one.stride(0) for one in tensors]
-    record.steps = (INTEGER * HALF)(*steps)
-    return record
+    record.parameters = _pointers(tensors)
+    record.steps = (INTEGER * HALF)(*[0 if one is None else one.stride(0) for one in tensors])
+    names = ("x", "statistics", "hidden", "mixed", "sums")
+    return records.point(record, dict(zip(names, (rows, *saved), strict=True)))
 
 
 class _Head(torch.autograd.Function):
@@ -160,18 +151,16 @@ class _Head(torch.autograd.Function):
         loss = torch.zeros(nets, dtype=torch.float64)
         correct = torch.empty(labels.shape, dtype=torch.bool)
         record = SequenceHead(nets, batch, length, width, tokens, NORM_EPS)
-        pointers = {"x": rows, "scale": scale, "shift": shift, "table": table}
-        pointers |= {"labels": labels, "loss": loss, "correct": correct}
+        held: records.Held = {"x": rows, "scale": scale, "shift": shift, "table": table}
+        held |= {"labels": labels, "loss": loss, "correct": correct}
         if any(ctx.needs_input_grad):  # type: ignore[attr-defined]
             grads = [torch.zeros(one.shape) for one in (scale, shift, table)]
             grad_x = torch.empty_like(rows)
             names = ("grad_x", "grad_scale", "grad_shift", "grad_table")
-            pointers |= dict(zip(names, (grad_x, *grads), strict=True))
+            held |= dict(zip(names, (grad_x, *grads), strict=True))
             ctx.save_for_backward(grad_x, *grads)
-        for name, one in pointers.items():
-            setattr(record, name, one.data_ptr())
         record.steps = (INTEGER * 3)(scale.stride(0), shift.stride(0), table.stride(0))
-        call("sequence_head_pass", record)
+        records.call("sequence_head_pass", records.point(record, held))
         return loss, correct
 
     @staticmethod

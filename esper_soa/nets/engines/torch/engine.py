@@ -109,13 +109,11 @@ class TrainingChunk:
 
     def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
         """Everything a step changes in a network, as it is now, and the networks of its rows."""
-        own = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
-        seeds = [
-            (active.group.nets, part)
-            for active in self.actives
-            for part in (active.params, active.momentum)
-        ]
-        return [(nets, part, part.clone()) for nets, part in own + seeds]
+        places: list[tuple[Tensor | None, Tensor]]
+        places = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
+        for active in self.actives:
+            places += [(active.group.nets, part) for part in (active.params, active.momentum)]
+        return [(nets, part, part.clone()) for nets, part in places]
 
     def _measure_(
         self, gradients: Gradients, host_grad: Tensor, seed_grads: list[Tensor], finite: Tensor
