@@ -40,21 +40,17 @@ def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[T
     complete = valid.sum(1) >= (1 << players.squeeze(1))
     member = ((subset[:, None, :] & bits[None, :, None]) != 0) & valid[:, None, :]  # [N, S, R]
     size = member.sum(1)
-    weights = _order_weights(num_slots, accuracy)
+    # k! (n - k - 1)! / n! at n (S + 1) + k, of n players, k before one
+    count = torch.arange(num_slots + 1, device=subset.device)
+    factorial = count.clamp(min=1).to(accuracy.dtype).cumprod(0)
+    after = (count[:, None] - count - 1).clamp(min=0)
+    weights = (factorial * factorial[after] / factorial[:, None]).flatten()
     first = players * (num_slots + 1)
     joins = weights[first + (size - 1).clamp(min=0)] * accuracy
     left_out = weights[first + size] * accuracy
     signed = torch.where(member, joins[:, None, :], -left_out[:, None, :])
     valid_pairs = (valid & complete[:, None])[:, None, :] & ablated[:, :, None]
     return torch.where(valid_pairs, signed, 0.0).sum(-1), complete
-
-
-def _order_weights(num_slots: int, like: Tensor) -> Tensor:
-    """k! (n - k - 1)! / n! at n (S + 1) + k, of n players, k before one: [(S + 1)^2], as `like`."""
-    count = torch.arange(num_slots + 1, device=like.device)
-    factorial = count.clamp(min=1).to(like.dtype).cumprod(0)
-    after = (count[:, None] - count - 1).clamp(min=0)
-    return (factorial * factorial[after] / factorial[:, None]).flatten()
 
 
 def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.device) -> Tensor:

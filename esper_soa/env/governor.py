@@ -13,6 +13,7 @@ from esper_soa.config.env import NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import allowed_choices
 from esper_soa.env.reward_modes import RewardTerms, add_terms, no_terms
+from esper_soa.env.signals import push
 from esper_soa.state import EnvState, Guard, Masks, Measurements, known_false, with_fields
 from esper_soa.vocabulary import HEADS, Op, names_of
 
@@ -23,10 +24,7 @@ CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as ch
 class PanicReason:
     """Reason of a panic. DIVERGED panics only after enough in a row."""
 
-    NONE = 0
-    NOT_FINITE = 1
-    COLLAPSED_TO_CHANCE = 2
-    DIVERGED = 3
+    NONE, NOT_FINITE, COLLAPSED_TO_CHANCE, DIVERGED = range(4)
 
 
 REASON_NAMES = names_of(PanicReason)
@@ -140,7 +138,6 @@ def check_panic(
     reason = torch.where(diverged, PanicReason.DIVERGED, PanicReason.NONE)
     reason = torch.where(collapsed, PanicReason.COLLAPSED_TO_CHANCE, reason)
     reason = torch.where(finite, reason, PanicReason.NOT_FINITE)
-    pushed = torch.cat((guard.losses[:, 1:], loss.unsqueeze(-1)), -1)
-    losses = torch.where(ordinary.unsqueeze(-1), pushed, guard.losses)
+    losses = torch.where(ordinary.unsqueeze(-1), push(guard.losses, loss), guard.losses)
     count = (guard.count + ordinary).clamp(max=losses.shape[-1])
     return guard.replace(losses=losses, count=count, anomalies=anomalies), panic, reason

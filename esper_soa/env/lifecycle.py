@@ -12,7 +12,7 @@ from torch import Tensor
 from esper_soa import vocabulary
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, retarget
-from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
+from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, slot_allows, stage_allows
 from esper_soa.env.own_settings import steps_by_slot
 from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Slots, initial_values, set_where
 from esper_soa.vocabulary import AlphaMode, Op, Stage
@@ -102,18 +102,13 @@ def target_slot(action: Action, num_slots: int) -> Tensor:
 
 
 def apply(
-    slots: Slots,
-    ramp: Ramp,
-    action: Action,
-    accuracy: Tensor,
-    cfg: LifecycleConfig,
-    gates: GatesConfig,
+    slots: Slots, ramp: Ramp, action: Action, op: Tensor, accuracy: Tensor, gates: GatesConfig
 ) -> tuple[Slots, Ramp, ActionOutcome]:
     """Carry out one action per env; accuracy [N] in percent is remembered as that of a germination.
 
-    An op that is not applicable, or whose gate fails, changes nothing and has no success.
+    op: its `effective_op`. One that is not applicable, or whose gate fails, changes nothing and has
+    no success.
     """
-    op = effective_op(slots, ramp, action, cfg)
     target = target_slot(action, slots.stage.shape[-1])
     orders = decode(action, torch.where(target, op.unsqueeze(-1), Op.WAIT))
     slots, ramp, done = execute_orders(slots, ramp, orders, accuracy, gates)
@@ -167,7 +162,7 @@ def execute_orders(
     advanced_stage = advance_stage(stage, gates)
     advanced = where_op[Op.ADVANCE] & (advanced_stage != stage)
     fossilized = where_op[Op.FOSSILIZE] & gates.g5
-    is_resting = at_rest(ramp.mode)
+    is_resting = ramp.mode == AlphaMode.HOLD
     aimed = where_op[Op.SET_ALPHA_TARGET] & is_resting
     # a pruned seed goes at once, or first fades out where its stage has ramps
     at_once = (orders.length <= 0) | (slots.alpha <= 0)
@@ -205,15 +200,11 @@ def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> 
 
     Style and tempo wait for BLENDING; the style GATED_GATE brings the blend GATE with it.
     """
-    ordered = {name: getattr(orders, name) for name in ("blueprint", "blend", "style", "tempo")}
-    flags = dict.fromkeys(("germination_known", "newborn", "fresh_momentum"), True)
-    values = {
-        "stage": Stage.GERMINATED,
-        "previous_stage": Stage.DORMANT,
-        "alpha_goal": orders.target,
-        "accuracy_germination": accuracy.unsqueeze(-1),
-    }
-    return set_where(slots, where, ordered | flags | values)
+    values = {name: getattr(orders, name) for name in ("blueprint", "blend", "style", "tempo")}
+    values |= {"alpha_goal": orders.target, "accuracy_germination": accuracy.unsqueeze(-1)}
+    values |= {"stage": Stage.GERMINATED, "previous_stage": Stage.DORMANT}
+    values |= dict.fromkeys(("germination_known", "newborn", "fresh_momentum"), True)
+    return set_where(slots, where, values)
 
 
 def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
@@ -258,7 +249,8 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
     """The end of an env-step: ramps move, gates forward where set to, pruned slots cool down.
 
-    A slot changes stage at most once, by the stage that it had before the tick.
+    A slot changes stage at most once, by the stage that it had before the tick. Blueprint and
+    telemetry of a pruned seed stay readable until its slot is empty.
     """
     blending = slots.stage == Stage.BLENDING
     embargoed = slots.stage == Stage.EMBARGOED
@@ -270,7 +262,8 @@ def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> 
     )
     passed = check_gates(slots, ramp, gates)
     slots, ramp = enter(slots, ramp, _stage_after_tick(slots, ramp, cfg, passed))
-    return _reset_empty_slots(slots, ramp)
+    slots = set_where(slots, ~slots.live, WITHOUT_SEED)
+    return set_where(slots, slots.empty, EMPTY_SLOT), set_where(ramp, slots.empty, IDLE_RAMP)
 
 
 def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GateResults) -> Tensor:
@@ -291,12 +284,3 @@ def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: Gat
     has_served = slots.stage_age >= steps_by_slot(cfg.embargo_steps)
     stage = torch.where((stage_before == Stage.EMBARGOED) & has_served, Stage.RESETTING, stage)
     return torch.where(stage_before == Stage.RESETTING, Stage.EMPTY, stage)
-
-
-def _reset_empty_slots(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
-    """Reset the fields of removed seeds and of empty slots.
-
-    Blueprint and telemetry of a pruned seed stay readable until its slot is empty.
-    """
-    slots = set_where(slots, ~slots.live, WITHOUT_SEED)
-    return set_where(slots, slots.empty, EMPTY_SLOT), set_where(ramp, slots.empty, IDLE_RAMP)

@@ -35,20 +35,15 @@ def stage_allows(op: int, stage: Tensor) -> Tensor:
     return stage_in(stage, LEGAL_STAGES[op])
 
 
-def at_rest(mode: Tensor) -> Tensor:
-    """bool, shaped as `mode` (AlphaMode): alpha does not move, so it may be given a new target."""
-    return mode == AlphaMode.HOLD
-
-
 def slot_allows(
     stage: Tensor, seed_age: Tensor, mode: Tensor, min_prune_age: EnvNumber | Tensor
 ) -> Tensor:
     """bool [N, 6, S]: the slots on which each op is applicable, as far as the slot itself decides.
 
     stage, seed_age (env-steps), mode (AlphaMode): int64 [N, S]. Seeds below min_prune_age are not
-    pruned, nor those whose alpha moves.
+    pruned, nor those whose alpha moves; nor may a moving one be given a new target.
     """
-    resting = at_rest(mode)
+    resting = mode == AlphaMode.HOLD
     old_enough = seed_age >= steps_by_slot(min_prune_age)
     extra = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: old_enough & resting}
     everywhere = torch.ones_like(resting)

@@ -87,11 +87,6 @@ def outcomes(
     )
 
 
-def push_reward(rewards: Tensor, reward: Tensor) -> Tensor:
-    """The last raw rewards [N, STABILITY_WINDOW] after one more, `reward` [N]."""
-    return torch.cat((rewards[:, 1:], reward.unsqueeze(1)), 1)
-
-
 def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     """1 / (1 + variance) [N] of the last min(num_steps, W) of `rewards` [N, W]; 1 for fewer than 2.
 

@@ -22,9 +22,13 @@ def steps_by_slot(value: EnvNumber | Tensor) -> int | Tensor:
 
 
 def config_of_envs(cfg: Config, values: Mapping[str, Tensor]) -> Config:
-    """`cfg` with tensors, by dotted name, in place of its own fields that differ by env."""
-    fields = {name.removeprefix(cfg.path): value for name, value in values.items()}
-    own = {name: value for name, value in fields.items() if "." not in name}
+    """`cfg` with tensors, by dotted name, in place of what differs by env, in its parts too."""
+    own: dict[str, object] = {}
+    for name, value in vars(cfg).items():
+        is_part = isinstance(value, Settings)
+        other = config_of_envs(value, values) if is_part else values.get(cfg.path + name, value)
+        if other is not value:
+            own[name] = other
     if own:
         cfg = copy(cfg)
         vars(cfg).update(own)

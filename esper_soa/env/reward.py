@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from itertools import combinations
 
 import torch
@@ -80,7 +79,7 @@ def _pay(
 
 def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> RewardSettings:
     """The settings with values float64 [N] of their own for the envs, by dotted name."""
-    config = reward_of_envs(settings.config, values)
+    config = config_of_envs(settings.config, values)
     most = settings.max_steps
     if EPISODE_LENGTH in values:
         most = episode_lengths(values[EPISODE_LENGTH], most)
@@ -95,16 +94,6 @@ def episode_lengths(length: Tensor, most: int | Tensor) -> Tensor:
     """Env-steps of episodes, int64 [N], where the setting early_stop.length is `length` [N]."""
     length = length.long()
     return torch.where(length > 0, length.clamp(max=most), most)
-
-
-def reward_of_envs(cfg: RewardConfig, values: Mapping[str, Tensor]) -> RewardConfig:
-    """`cfg` with tensors in place of what differs, in its part `loss` too."""
-    loss = config_of_envs(cfg.loss, values)
-    cfg = config_of_envs(cfg, values)
-    if loss is not cfg.loss:
-        cfg = copy(cfg)
-        cfg.loss = loss
-    return cfg
 
 
 def reward_inputs(
@@ -282,7 +271,7 @@ def final_rents(
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
     prices = {name: numbers for name, numbers in own.items() if name.startswith(cfg.path)}
     values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in prices.items()}
-    cfg = reward_of_envs(cfg, values)
+    cfg = config_of_envs(cfg, values)
     rents = size_rent(sizes, torch.full_like(sizes, host), cfg)
     if flop is not None:
         rents = rents + flop_rent(flop, torch.ones_like(flop), cfg)

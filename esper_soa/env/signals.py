@@ -41,8 +41,8 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
         val_accuracy=val_accuracy,
         loss_delta=loss_delta,
         accuracy_delta=accuracy_delta,
-        loss_history=_push(signals.loss_history, val_loss),
-        accuracy_history=_push(signals.accuracy_history, val_accuracy),
+        loss_history=push(signals.loss_history, val_loss),
+        accuracy_history=push(signals.accuracy_history, val_accuracy),
         plateau=torch.where(accuracy_delta < cfg.plateau_threshold, signals.plateau + 1, 0),
         stable_count=count,
         stabilized=signals.stabilized | (count >= cfg.stabilization_steps),
@@ -75,7 +75,7 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     finite = torch.isfinite(stats.ratio)
     average = RATIO_MEMORY * slots.gradient_ratio + (1.0 - RATIO_MEMORY) * stats.ratio
     ratio = torch.where(slots.gradient_ratio_known, average, stats.ratio)
-    norm, health = (_finite_or(one, torch.zeros_like(one)) for one in (stats.l2, stats.health))
+    norm, health = (_finite_or(one, 0.0) for one in (stats.l2, stats.health))
     known = {"gradient_norm": norm, "gradient_health": health, "gradient_measured": measured}
     known |= {"gradient_vanishing": stats.vanishing, "gradient_exploding": stats.exploding}
     known |= {"gradient_ratio": torch.where(finite, ratio, slots.gradient_ratio)}
@@ -101,10 +101,10 @@ def stable_accuracy(signals: Signals, window: int) -> Tensor:
     return torch.where(recorded, recent, torch.inf).amin(-1)
 
 
-def _push(history: Tensor, value: Tensor) -> Tensor:
+def push(history: Tensor, value: Tensor) -> Tensor:
     """`history` [N, H] shifted left by one, with `value` [N] as its newest entry."""
     return torch.cat((history[:, 1:], value.unsqueeze(-1)), -1)
 
 
-def _finite_or(value: Tensor, otherwise: Tensor) -> Tensor:
+def _finite_or(value: Tensor, otherwise: Tensor | float) -> Tensor:
     return torch.where(torch.isfinite(value), value, otherwise)

@@ -268,8 +268,8 @@ def _apply_in_all_envs(
     panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
     terms, state = reward(before, attribution, action, op, rules.reward)
-    own = action, state.signals.val_accuracy, rules.lifecycle, rules.gates
-    slots, ramp, outcome = lifecycle.apply(state.slots, state.ramp, *own)
+    chosen = action, op, state.signals.val_accuracy
+    slots, ramp, outcome = lifecycle.apply(state.slots, state.ramp, *chosen, rules.gates)
     state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)
     aged = age_memories(state.slots)
     slots, ramp = lifecycle.tick(aged, state.ramp, rules.lifecycle, rules.gates)

@@ -22,10 +22,10 @@ from esper_soa.env.outcome import (
     count_blueprints,
     empty_blueprint_stats,
     outcomes,
-    push_reward,
 )
 from esper_soa.env.parameters import total_params
 from esper_soa.env.reduction import ALL_ENVS, Reduction
+from esper_soa.env.signals import push
 from esper_soa.env.step import EAGER, EnvRules, EnvView, StepKernels, StepResult
 from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
 from esper_soa.nets.model.blueprints import names_by_code
@@ -136,7 +136,7 @@ class MetricsAccumulator:
         outcome = result.outcome
         choices = torch.arange(len(OP_NAMES), device=subset.device)
         matches = outcome.effective_op[:, None] == choices
-        rewards = push_reward(sums.rewards, terms.total)
+        rewards = push(sums.rewards, terms.total)
         if ended is not None:
             matches = matches & ~ended[:, None]
             rewards = torch.where(ended[:, None], sums.rewards, rewards)

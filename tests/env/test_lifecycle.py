@@ -7,7 +7,7 @@ import torch
 from env_records import with_values
 
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.env.lifecycle import EMPTY_SLOT, apply, record_accuracy, tick
+from esper_soa.env.lifecycle import EMPTY_SLOT, apply, effective_op, record_accuracy, tick
 from esper_soa.state import Action, Ramp, Slots, initial
 from esper_soa.vocabulary import HEAD_NAMES, AlphaMode, Blend, Blueprint, Curve, Op, Stage, Style
 
@@ -44,9 +44,9 @@ def holding(stage, num_slots=1, **fields):
 
 
 def do(slots, ramp, action, accuracy=50.0, cfg=MANUAL, gates=GATES):
-    return apply(
-        slots, ramp, action, torch.full(action.op.shape, accuracy, dtype=torch.float64), cfg, gates
-    )
+    op = effective_op(slots, ramp, action, cfg)
+    accuracies = torch.full(action.op.shape, accuracy, dtype=torch.float64)
+    return apply(slots, ramp, action, op, accuracies, gates)
 
 
 def read(record, *names):

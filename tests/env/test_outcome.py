@@ -17,10 +17,10 @@ from esper_soa.env.outcome import (
     hypervolume,
     outcomes,
     pareto_front,
-    push_reward,
     stability,
     trade_offs,
 )
+from esper_soa.env.signals import push
 from esper_soa.state import Slots, initial
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint, Stage
 
@@ -43,7 +43,7 @@ def test_stability_falls_with_the_variance_of_the_rewards_received():
 def test_only_the_last_twenty_rewards_count():
     rewards = torch.zeros(1, 20).double()
     for reward in [1000.0] + [1.0, 3.0] * 10:
-        rewards = push_reward(rewards, numbers(reward))
+        rewards = push(rewards, numbers(reward))
     assert rewards[0, 0].item() == 1.0
     assert stability(rewards, torch.tensor([21])).tolist() == [0.5]
 

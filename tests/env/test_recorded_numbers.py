@@ -29,10 +29,10 @@ from esper_soa.env.outcome import (
     count_blueprints,
     empty_blueprint_stats,
     outcomes,
-    push_reward,
 )
 from esper_soa.env.reward import adjust
 from esper_soa.env.reward_modes import score
+from esper_soa.env.signals import push
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.state import STATE_FLOAT, Decision, Totals, View, initial
 from esper_soa.training.build import build_rules
@@ -160,7 +160,7 @@ def test_episodes_are_those_recorded(name: str) -> None:
     rewards = torch.zeros(cfg.envs, STABILITY_WINDOW, dtype=STATE_FLOAT)
     stats = empty_blueprint_stats(CPU)
     for step in steps:
-        rewards = push_reward(rewards, step.result.terms.total)
+        rewards = push(rewards, step.result.terms.total)
         stats = count_blueprints(stats, step.view.state.slots, step.result.state.slots)
     seen = torch.stack([step.view.exclude("noise") for step in steps])
     compared = [made_up(rules, step.before, number) for number, step in enumerate(steps)]

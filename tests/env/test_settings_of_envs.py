@@ -23,7 +23,8 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.ahead import KERNELS, example_inputs, leaves
 from esper_soa.env.env import Env
 from esper_soa.env.observation import feature_names
-from esper_soa.env.reward import final_rents, reward_of_envs
+from esper_soa.env.own_settings import config_of_envs
+from esper_soa.env.reward import final_rents
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -234,7 +235,7 @@ def test_a_share_of_a_range_is_a_number_of_it() -> None:
 def test_the_settings_of_a_run_stay_as_they_are_where_kernels_read_those_of_envs(name: str) -> None:
     reward = RewardConfig(mode="loss")
     prices = torch.tensor([1.0, 2.0])
-    own = reward_of_envs(reward, {f"reward.{name}": prices})
+    own = config_of_envs(reward, {f"reward.{name}": prices})
     assert attrgetter(name)(own) is prices
     assert reward == RewardConfig(mode="loss")
 
