@@ -69,11 +69,9 @@ def image_case(channels: int) -> Case:
     task.weight_decay = 0.01
     shape = host_shape(task, sort_slots(task, ["r0c1"]))
     blends = {Blueprint.DEPTHWISE: Blend.MULTIPLY, Blueprint.BOTTLENECK: Blend.GATE}
-    images = synthetic(SAMPLES, SAMPLES, CPU)
     engine = CpuEngine(EngineChoice(True, ""))
-    return Case(
-        lambda _: engine, task, shape, IMAGE_CODES, blends, Blueprint.CONV_SMALL, images, 0.5
-    )
+    learned = Blueprint.CONV_SMALL, synthetic(SAMPLES, SAMPLES, CPU)
+    return Case(lambda _: engine, task, shape, IMAGE_CODES, blends, *learned, 0.5)
 
 
 def sequence_case(width: int) -> Case:
@@ -100,8 +98,8 @@ class _Field(ctypes.Structure):
     """field of records.c."""
 
     _fields_ = [
-        *((name, ctypes.c_char_p) for name in ("record", "name")),
-        *((name, ctypes.c_int64) for name in ("at", "size")),
+        *records.all_of(ctypes.c_char_p, "record name"),
+        *records.all_of(records.INTEGER, "at size"),
     ]
 
 
@@ -120,18 +118,15 @@ def choose_native(
     computes must not depend on how busy the machine was.
     """
     if device.type != "cpu" or dtype != torch.float32:
-        on = f"{dtype} on {device.type}"
-        return EngineChoice(
-            False, f"plain torch (native kernels are for float32 on a CPU, not {on})"
-        )
+        why = f"native kernels are for float32 on a CPU, not {dtype} on {device.type}"
+        return EngineChoice(False, f"plain torch ({why})")
     try:
         if obstacle:
             raise NativeError(obstacle)
         prove(exact, sequences)
     except NativeError as error:
-        return EngineChoice(
-            False, f"plain torch, slower: no native kernels, {error}", fallback=True
-        )
+        why = f"plain torch, slower: no native kernels, {error}"
+        return EngineChoice(False, why, fallback=True)
     return EngineChoice(True, f"native, {kernels().words}", sha256=kernels().sha256, name=NAME)
 
 
@@ -167,10 +162,8 @@ def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
             places[record, name] = field.offset, field.size
         for place, bytes_ in places.items():
             if expected.pop(place, None) != bytes_:
-                where = ".".join(place)
-                raise NativeError(
-                    f"{functions._name} has another record {where}: {bytes_} bytes expected"
-                )
+                other = f"another record {'.'.join(place)}: {bytes_} bytes expected"
+                raise NativeError(f"{functions._name} has {other}")
     for place in expected:
         raise NativeError(f"{functions._name} has the unknown record {'.'.join(place)}")
 
@@ -204,17 +197,12 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
     alpha = torch.full(kinds.shape, 0.6, dtype=torch.float64)
     trained = engine.train_(nets, weights, alpha, seeds, feed, 1)
     rows = weights.flatten_keys(".").items()
-    outputs = {name: values for name, values in rows if values.numel()} | {
-        "loss": trained.loss,
-        "accuracy": trained.accuracy,
-        "gradients": trained.gradients.l2,
-    }
-    for name, order_used in (("own ", order), ("shared ", order[0])):
-        validation = engine.validate(
-            nets, weights, alpha, seeds, case.samples.validation(order_used, dtype)
-        )
-        outputs |= {
-            f"{name}validation loss": validation.loss,
-            f"{name}validation": validation.accuracy,
-        }
+    outputs = {name: values for name, values in rows if values.numel()}
+    outputs |= {"loss": trained.loss, "accuracy": trained.accuracy}
+    outputs["gradients"] = trained.gradients.l2
+    for name, order_used in (("own", order), ("shared", order[0])):
+        samples = case.samples.validation(order_used, dtype)
+        validation = engine.validate(nets, weights, alpha, seeds, samples)
+        outputs[f"{name} validation loss"] = validation.loss
+        outputs[f"{name} validation"] = validation.accuracy
     return outputs
