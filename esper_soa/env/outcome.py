@@ -62,12 +62,9 @@ class BlueprintStats(NamedTuple):
 
 
 def outcomes(
-    state: EnvState, rewards: Tensor, counts: ParameterCounts, costs: TrainingFlop | None = None
+    state: EnvState, rewards: Tensor, counts: ParameterCounts, costs: TrainingFlop
 ) -> Outcomes:
-    """The finished episodes of N envs; rewards [N, STABILITY_WINDOW]: the last ones, newest last.
-
-    costs: of the host and of all blueprints; may be left out with none but the package's.
-    """
+    """The finished episodes of N envs; rewards [N, STABILITY_WINDOW]: the last, newest last."""
     slots = state.slots
     signals = state.signals
     totals = state.totals
@@ -100,7 +97,7 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     return 1 / (1 + squares / count.clamp(min=1))
 
 
-def compute_cost(slots: Slots, costs: TrainingFlop | None = None) -> Tensor:
+def compute_cost(slots: Slots, costs: TrainingFlop) -> Tensor:
     """Estimated cost of a forward pass of host and fossils relative to the host alone, float64 [N].
 
     A blueprint without a number of the reference costs its multiplications over those of the host.
@@ -108,10 +105,9 @@ def compute_cost(slots: Slots, costs: TrainingFlop | None = None) -> Tensor:
     extra = torch.zeros_like(slots.alpha)
     for code, multiplier in enumerate(COMPUTE_MULTIPLIERS):
         extra = torch.where(slots.blueprint == code, multiplier - 1, extra)
-    if costs is not None:
-        for code in range(len(COMPUTE_MULTIPLIERS), costs.seed.shape[1]):
-            share = costs.seed[:, code] / max(1.0, costs.host)
-            extra = torch.where(slots.blueprint == code, share, extra)
+    for code in range(len(COMPUTE_MULTIPLIERS), costs.seed.shape[1]):
+        share = costs.seed[:, code] / max(1.0, costs.host)
+        extra = torch.where(slots.blueprint == code, share, extra)
     return 1 + torch.where(slots.stage == Stage.FOSSILIZED, extra, 0.0).sum(1)
 
 

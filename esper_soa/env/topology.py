@@ -19,11 +19,6 @@ class Topology(NamedTuple):
     blend: Tensor  # int64, Blend; ADD where there is no seed
     alpha: Tensor  # float64, (0, 1]; 0 where there is no seed
 
-    @property
-    def present(self) -> Tensor:
-        """bool [N, S]: a seed stands here."""
-        return self.blueprint != Blueprint.NONE
-
 
 class HostStates(NamedTuple):
     """N hosts as last measured, before the last actions took effect; weights still the same.

@@ -68,7 +68,7 @@ def test_an_outcome_tells_accuracy_size_and_the_fate_of_the_seeds():
         ),
     )
     rewards = torch.zeros(2, 20).double()
-    outcome = outcomes(state, rewards, make_settings().counts)
+    outcome = outcomes(state, rewards, make_settings().counts, make_settings().flop)
     # host 1000, seeds 100 + 3 and 200 + 2
     assert outcome.param_ratio.tolist() == [1.305, 1.0]
     assert outcome.success.tolist() == [True, False]
@@ -85,10 +85,14 @@ def test_every_fossil_costs_and_nothing_else_does():
         stage=[[Stage.FOSSILIZED, Stage.FOSSILIZED, Stage.HOLDING], [Stage.EMPTY] * 3],
         blueprint=[[Blueprint.ATTENTION, Blueprint.CONV_HEAVY, Blueprint.ATTENTION], [-1, -1, -1]],
     )
-    assert compute_cost(state.slots).tolist() == pytest.approx([1 + 0.35 + 0.25, 1.0])
+    assert compute_cost(state.slots, make_settings().flop).tolist() == pytest.approx(
+        [1 + 0.35 + 0.25, 1.0]
+    )
     alone = initial(Slots, (NUM_BLUEPRINTS, 1), CPU)
     alone = with_values(alone, stage=Stage.FOSSILIZED, blueprint=[*zip(range(NUM_BLUEPRINTS))])
-    costs = dict(zip(BLUEPRINT_NAMES, compute_cost(alone).tolist(), strict=True))
+    costs = dict(
+        zip(BLUEPRINT_NAMES, compute_cost(alone, make_settings().flop).tolist(), strict=True)
+    )
     assert costs == pytest.approx(
         {"noop": 1.0, "norm": 1.02, "lora": 1.05, "bottleneck": 1.05, "conv_small": 1.05}
         | {"depthwise": 1.08, "lora_large": 1.08, "conv_light": 1.15, "mlp_small": 1.15}

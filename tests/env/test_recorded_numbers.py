@@ -171,7 +171,9 @@ def test_episodes_are_those_recorded(name: str) -> None:
         "terms": torch.stack([step.result.terms for step in steps]),
         "outcome": torch.stack([step.result.outcome for step in steps]),
         "after": torch.stack([step.result.state for step in steps]),
-        "episode": outcomes(steps[-1].result.state, rewards, rules.reward.counts),
+        "episode": outcomes(
+            steps[-1].result.state, rewards, rules.reward.counts, rules.reward.flop
+        ),
         "blueprints": stats,
         # one number for the measurements on which libraries are compared with the eager kernels
         "made_up": torch.tensor([*fingerprints({"": torch.stack(compared)}).values()]),

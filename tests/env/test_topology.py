@@ -147,7 +147,7 @@ def test_they_count_as_fossils_for_masks_reports_and_telemetry(world: World) -> 
     played.step_()
     slots = played.env.state.slots
     totals = played.env.state.totals
-    present = GROWN.present
+    present = GROWN.blueprint >= 0
     assert torch.equal(slots.stage == Stage.FOSSILIZED, present)
     assert not slots.newborn.any()
     assert not slots.contribution_known.any()  # no reward here reads what fossils contribute
@@ -171,14 +171,16 @@ def test_a_host_that_breaks_in_its_first_env_step_gets_its_fossils_back_as_they_
 ) -> None:
     played = episode(world)
     born = {name: world.weights["seeds", name, "params"].clone() for name in CFG.slots}
-    assert all(rows.any(1)[GROWN.present[:, slot]].all() for slot, rows in enumerate(born.values()))
+    assert all(
+        rows.any(1)[GROWN.blueprint[:, slot] >= 0].all() for slot, rows in enumerate(born.values())
+    )
     world.weights["host", "params"][0] = torch.nan
     played.step_()
     assert played.env.state.totals.rollbacks.sum(1).tolist() == [1, 0]
     for slot, name in enumerate(CFG.slots):
         back = torch.equal(world.weights["seeds", name, "params"][0], born[name][0])
-        assert back == bool(GROWN.present[0, slot]) or not born[name][0].any()
-        if GROWN.present[1, slot]:  # it went on training
+        assert back == bool(GROWN.blueprint[0, slot] >= 0) or not born[name][0].any()
+        if GROWN.blueprint[1, slot] >= 0:  # it went on training
             assert not torch.equal(world.weights["seeds", name, "params"][1], born[name][1])
 
 
@@ -203,12 +205,12 @@ def test_a_topology_is_of_the_seeds_that_the_host_feels(world: World) -> None:
     assert found.blueprint.tolist() == [[-1, Blueprint.NOOP, 3], [-1, -1, 6]]
     assert found.blend.tolist() == [[1, 3, 2], [1, 1, 3]]
     assert found.alpha.tolist() == [[0.0, 0.25, 1.0], [0.0, 0.0, 0.5]]
-    assert found.present.tolist() == [[False, True, True], [False, False, True]]
+    assert (found.blueprint >= 0).tolist() == [[False, True, True], [False, False, True]]
     again = state_with_topology(world.start_round(0), found)
     assert all(map(torch.equal, topology_of(again), found))
     for part in (again.ramp.alpha, again.ramp.start, again.ramp.target):
         assert torch.equal(part, found.alpha)
-    before = torch.where(found.present, Stage.HOLDING, Stage.UNKNOWN)
+    before = torch.where(found.blueprint >= 0, Stage.HOLDING, Stage.UNKNOWN)
     assert torch.equal(again.slots.previous_stage, before)
 
 
