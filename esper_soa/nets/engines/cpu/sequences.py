@@ -7,6 +7,7 @@ compute by sequence.c what theirs say in torch. Those that the kernels do not kn
 import ctypes
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -214,19 +215,15 @@ class NativeHead(TiedHead):
 
 @dataclass(frozen=True)
 class NativeSeed(SequencePart):
-    """x + what `parts` of a seed make of it, in a call."""
+    """x + what the parts of a seed make of it, in a call."""
 
-    parts: tuple[SequencePart, ...]
+    blueprint: Architecture
     kind: BlockKind
-    biased: bool
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """Those of its parts."""
-        parameters: tuple[Parameter, ...] = ()
-        for part in self.parts:
-            parameters += part.parameters(inputs, channels)
-            inputs = part.outputs_of(inputs, channels)
-        return parameters
+        widths = self.blueprint.part_inputs(channels)
+        return tuple(chain(*(part.parameters(width, channels) for part, width in widths)))
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
         raise NotImplementedError
@@ -235,27 +232,25 @@ class NativeSeed(SequencePart):
         raise NotImplementedError
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
-        biases: list[Tensor | None] = [None, None]
-        weights = parameters
-        if self.biased:
-            weights = parameters[::2]
-            biases = list(parameters[1::2])
-        kind = self.kind._replace(inner=weights[0].shape[1])
-        return block(x, kind, [None, None, weights[0], biases[0], weights[1], biases[1]])
+        kind = self.kind._replace(inner=parameters[0].shape[1])
+        if len(parameters) == HALF - 2:
+            return block(x, kind, [None, None, *parameters])
+        first, last = parameters  # without biases
+        return block(x, kind, [None, None, first, None, last, None])
 
 
 def native_seed(blueprint: Architecture) -> Architecture:
     """The blueprint as the kernels have it; as it is where they do not."""
     match blueprint.parts:
         case (CausalAttention() as only,) if blueprint.residual:
-            part = NativeSeed((only,), BlockKind(only.heads, 0), True)
+            kind = BlockKind(only.heads, 0)
         case (Dense() as first, Dense() as last) if (
             blueprint.residual and first.bias == last.bias and not last.gelu
         ):
-            part = NativeSeed((first, last), BlockKind(0, 0, first.gelu), first.bias)
+            kind = BlockKind(0, 0, first.gelu)
         case _:
             return blueprint
-    return replace(blueprint, parts=(part,), residual=False)
+    return replace(blueprint, parts=(NativeSeed(blueprint, kind),), residual=False)
 
 
 def native_segment(segment: Segment) -> Segment:
