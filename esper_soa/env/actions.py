@@ -25,7 +25,14 @@ class JointActions:
     def __init__(self, num_slots: int, blueprints: Tensor) -> None:
         """blueprints: bool [P], by code, that may be germinated; its device is the table's."""
         codes = blueprints.nonzero().flatten().tolist()
-        rows = [row for op in range(len(OP_NAMES)) for row in _rows(op, num_slots, codes)]
+        every = {head.name: [*range(len(head.names))] for head in HEADS}
+        every |= {"slot": [*range(num_slots)], "blueprint": codes}
+        rows = list[tuple[int, ...]]()
+        for op in range(len(OP_NAMES)):
+            own = every | {"op": [op]}
+            rows += product(
+                *(own[head.name] if op in head.ops else [head.placeholder] for head in HEADS)
+            )
         self.rows = torch.tensor(rows, dtype=torch.int64, device=blueprints.device)
         columns = dict(zip(HEAD_NAMES, self.rows.unbind(1), strict=True))
         self.op = columns["op"]
@@ -51,16 +58,6 @@ class JointActions:
         for name, choice, relevant in self.details:
             legal = legal & (masks.get(name)[:, choice] | ~relevant)
         return legal
-
-
-def _rows(op: int, num_slots: int, blueprints: list[int]) -> list[tuple[int, ...]]:
-    """Every choice of the heads that the op reads, the others at their placeholders."""
-    own = {"op": [op], "slot": range(num_slots), "blueprint": blueprints}
-    choices = [
-        own.get(head.name, range(len(head.names))) if op in head.ops else [head.placeholder]
-        for head in HEADS
-    ]
-    return list(product(*choices))
 
 
 def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor) -> ChoiceNames:

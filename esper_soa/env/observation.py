@@ -45,7 +45,6 @@ def observe(state: EnvState, max_steps: int, settings: Sequence[Tensor] = ()) ->
     """Observation of N envs; `max_steps` is the number of env-steps of an episode.
 
     settings: float64 [N] each, those of the env that the policy observes, as `setting_feature`.
-
     A feature that is not finite reads 0 where it is NaN and FEATURE_LIMIT where it is infinite.
     """
     slots = state.slots
