@@ -37,7 +37,7 @@ from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
 from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.model.sequence_parts import Dense
-from esper_soa.nets.model.transformer import dropout_of
+from esper_soa.nets.model.transformer import drop
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
@@ -400,9 +400,8 @@ def test_the_memory_of_a_loss_is_that_of_its_logits_and_gradients() -> None:
 
 
 def test_dropout_leaves_numbers_in_their_format() -> None:
-    run = Forward(None, 1, torch.float32, lambda: torch.tensor([1]))
     rows = torch.ones(1, BATCH * LENGTH, 4, dtype=torch.bfloat16)
-    assert dropout_of(run, 0.5)(rows, 0).dtype == torch.bfloat16
+    assert drop(rows, torch.tensor([1]), 0, 0.5).dtype == torch.bfloat16
 
 
 def test_the_loss_of_validation_is_that_of_the_row_asked_for() -> None:

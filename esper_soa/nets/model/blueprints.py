@@ -14,21 +14,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import IMAGES, SEQUENCES, SlotSpec, blueprint_names
-from esper_soa.nets.model.parts import (
-    NARROW,
-    REDUCED,
-    ZEROS,
-    Conv,
-    Depthwise,
-    Excite,
-    LayerSpec,
-    Part,
-    SoftNorm,
-    Squeeze,
-    Start,
-    Table,
-    Width,
-)
+from esper_soa.nets.model import parts
+from esper_soa.nets.model.parts import ZEROS, Conv, Excite, Part, SoftNorm, Squeeze, Table, Width
 from esper_soa.nets.model.sequence_parts import CausalAttention, Dense, SoftLayerNorm
 from esper_soa.nets.model.user_module import UserModule
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
@@ -87,10 +74,11 @@ class Architecture:
 
 
 Blueprints = tuple[Architecture, ...]
-OPEN = Squeeze(REDUCED, hidden_bias=False, start=ZEROS, bias_start=Start(3.0, cleared=True))
-NARROWED = (Conv(NARROW, kernel=1, norm=False), Conv(NARROW, norm=False))
+BEGINS_OPEN = parts.Start(3.0, cleared=True)
+OPEN = Squeeze(parts.REDUCED, hidden_bias=False, start=ZEROS, bias_start=BEGINS_OPEN)
+NARROWED = (Conv(parts.NARROW, kernel=1, norm=False), Conv(parts.NARROW, norm=False))
 WIDENED = Conv(kernel=1, relu=False, start=ZEROS)
-PARTS = (Conv, Depthwise, SoftNorm, Excite, Dense, CausalAttention, SoftLayerNorm)
+PARTS = (Conv, parts.Depthwise, SoftNorm, Excite, Dense, CausalAttention, SoftLayerNorm)
 PART_NAMES = ", ".join(kind.__name__ for kind in PARTS)
 NOOP = Architecture(Blueprint.NOOP, "noop", (), residual=False)
 BLUEPRINTS: Blueprints = (
@@ -98,7 +86,7 @@ BLUEPRINTS: Blueprints = (
     Architecture(Blueprint.CONV_LIGHT, "conv_light", (Conv(),)),
     Architecture(Blueprint.ATTENTION, "attention", (Excite(OPEN),), residual=False),
     Architecture(Blueprint.NORM, "norm", (SoftNorm(),), residual=False),
-    Architecture(Blueprint.DEPTHWISE, "depthwise", (Depthwise(), Conv(kernel=1))),
+    Architecture(Blueprint.DEPTHWISE, "depthwise", (parts.Depthwise(), Conv(kernel=1))),
     Architecture(Blueprint.BOTTLENECK, "bottleneck", (*NARROWED, WIDENED)),
     Architecture(Blueprint.CONV_SMALL, "conv_small", (Conv(kernel=1),)),
     Architecture(Blueprint.CONV_HEAVY, "conv_heavy", (Conv(), Conv())),
@@ -127,7 +115,7 @@ SEQUENCE_BLUEPRINTS: Blueprints = (
 )
 # What the package offers for slots of a kind of features.
 PACKAGED = {IMAGES: BLUEPRINTS, SEQUENCES: SEQUENCE_BLUEPRINTS}
-GATE = Squeeze(NARROW)  # the network that GATE adds to a seed, with one output
+GATE = Squeeze(parts.NARROW)  # the network that GATE adds to a seed, with one output
 
 
 def num_codes(blueprints: Blueprints) -> int:
@@ -136,10 +124,13 @@ def num_codes(blueprints: Blueprints) -> int:
 
 
 def counts_by_code(
-    blueprints: Blueprints, slot: SlotSpec, count: Callable[[Architecture], int]
+    blueprints: Blueprints, slot: SlotSpec, count: Callable[[Architecture, int, int], int]
 ) -> list[int]:
-    """What is counted of each blueprint, by code; 0 for codes of none that fits into the slot."""
-    counts = {one.code: count(one) for one in blueprints if one.fits(slot)}
+    """What is counted of each blueprint with the slot's channels and positions, by code; 0 for
+    codes of none that fits into the slot.
+    """
+    size = slot.channels, slot.positions
+    counts = {one.code: count(one, *size) for one in blueprints if one.fits(slot)}
     return [counts.get(code, 0) for code in range(num_codes(blueprints))]
 
 
@@ -160,7 +151,7 @@ def gate_table(channels: int) -> Table:
     return Table(GATE.parameters(channels, 1, channels))
 
 
-def seed_layers(blueprint: Architecture, channels: int) -> list[LayerSpec]:
+def seed_layers(blueprint: Architecture, channels: int) -> list[parts.LayerSpec]:
     """The residual, or all, of a seed in a slot of C = `channels`: modules by kind and part."""
     return [
         layer._replace(name=f"{layer.name}{place}")
@@ -182,7 +173,7 @@ def initial_seeds(
 
 def parameter_counts(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
     """Trainable parameters of a seed in the slot by code."""
-    return counts_by_code(blueprints, slot, lambda one: seed_table(one, slot.channels).total)
+    return counts_by_code(blueprints, slot, lambda one, size, _: seed_table(one, size).total)
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:

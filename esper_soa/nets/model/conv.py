@@ -1,6 +1,4 @@
-"""The convolution block of a host: same-padded convolution, batch norm, ReLU, slot r0c{i}, 2x2 max
-pool, slot r1c{i}.
-"""
+"""The block of a host: convolution, batch norm, ReLU, slot r0c{i}, 2x2 max pool, slot r1c{i}."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -92,9 +90,8 @@ class ConvSegment:
 
     @property
     def slot_shapes(self) -> tuple[segments.FeatureShape, ...]:
-        half = self.size // 2
-        pooled_shape = ((self.channels, half, half),) if self.pooled else ()
-        return (self.channels, self.size, self.size), *pooled_shape
+        sizes = (self.size, self.size // 2) if self.pooled else (self.size,)
+        return tuple((self.channels, size, size) for size in sizes)
 
     @property
     def products(self) -> int:
@@ -131,12 +128,10 @@ class ConvSegment:
         return run.fill(self.slot_after_pool, x)
 
     def plain_parts(self) -> list[segments.PlainPart]:
+        kernel = convolution(self.inputs, self.channels, self.kernel)
         norm = {"eps": batched.NORM_EPS, "momentum": batched.BATCH_NORM_MOMENTUM}
-        layers = [
-            convolution(self.inputs, self.channels, self.kernel),
-            LayerSpec("norm", "BatchNorm2d", {"num_features": self.channels, **norm}),
-            LayerSpec("relu", "ReLU", {}),
-        ]
+        batch_norm = LayerSpec("norm", "BatchNorm2d", {"num_features": self.channels, **norm})
+        layers = [kernel, batch_norm, LayerSpec("relu", "ReLU", {})]
         block = segments.PlainPart(f"block{self.number}", layers, slot=self.slot_before_pool)
         pool = [LayerSpec("pool", "MaxPool2d", {"kernel_size": 2})]
         pool_part = segments.PlainPart(f"pool{self.number}", pool, slot=self.slot_after_pool)

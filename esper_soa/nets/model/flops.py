@@ -1,9 +1,7 @@
-"""What training costs in FLOP: one image through a host, and through every seed and gate that can
-stand in its slots.
+"""What training costs in FLOP, of hosts and of every seed and gate that can stand in their slots.
 
-Counted from the description of hosts and blueprints, whichever kernels compute them: 2
-FLOP per multiplication and addition of convolutions and matrix products, padding counted as pixels;
-norms, activations and pools are not counted.
+Counted from the description of hosts and blueprints, whichever kernels compute them: convolutions
+and matrix products, padding counted as pixels; norms, activations and pools are not counted.
 """
 
 from typing import NamedTuple
@@ -11,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import SlotSpec
-from esper_soa.nets.model.blueprints import GATE, Blueprints, counts_by_code, seed_products
+from esper_soa.nets.model.blueprints import GATE, counts_by_code, seed_products
 from esper_soa.nets.model.host import HostShape
 from esper_soa.state import STATE_FLOAT
 
@@ -34,7 +31,7 @@ class TrainingFlop(NamedTuple):
 
 def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
     """The costs of hosts of `shape` and of what can grow in them, on `device`."""
-    seeds = [_products_by_code(shape.blueprints, slot) for slot in shape.slots]
+    seeds = [counts_by_code(shape.blueprints, slot, seed_products) for slot in shape.slots]
     gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
     each = PASSES * FLOP_PER_PRODUCT
     return TrainingFlop(
@@ -42,8 +39,3 @@ def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
         each * torch.tensor(seeds, dtype=STATE_FLOAT, device=device),
         each * torch.tensor(gates, dtype=STATE_FLOAT, device=device),
     )
-
-
-def _products_by_code(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
-    size = slot.channels, slot.positions
-    return counts_by_code(blueprints, slot, lambda one: seed_products(one, *size))

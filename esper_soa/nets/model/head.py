@@ -8,15 +8,13 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.model import segments
-from esper_soa.nets.model.parts import LayerSpec, Parameter, linear_parameters
+from esper_soa.nets.model.parts import Arguments, LayerSpec, Parameter, linear_parameters
 
 MEAN_LINEAR = "mean_linear"
 
 
 class Classifier(ABC):
-    """Part of a head that gives logits [B, n, classes], or [B, n, K, classes]: cross-entropy, and
-    the class of the largest logit as the answer.
-    """
+    """Part of a head with logits [B, n, classes] or [B, n, K, classes]: cross-entropy, argmax."""
 
     @abstractmethod
     def train(self, run: segments.Forward, values: segments.Values, x: Tensor) -> Tensor: ...
@@ -74,11 +72,7 @@ class MeanLinear(segments.StatelessSegment, Classifier):
         return batched.linear(batched.spatial_mean(x, folded[0].shape[0]), *folded)
 
     def plain_parts(self) -> list[segments.PlainPart]:
-        sizes = {"in_features": self.input_shape[0], "out_features": self.classes}
-        layers = [
-            LayerSpec("mean", "AdaptiveAvgPool2d", {"output_size": 1}),
-            LayerSpec("flatten", "Flatten", {}),
-            LayerSpec("linear", "Linear", dict(sizes)),
-        ]
-        layers = layers if len(self.input_shape) > 1 else layers[2:]
-        return [segments.PlainPart("classifier", layers)]
+        sizes: Arguments = {"in_features": self.input_shape[0], "out_features": self.classes}
+        mean = LayerSpec("mean", "AdaptiveAvgPool2d", {"output_size": 1})
+        before = [mean, LayerSpec("flatten", "Flatten", {})] if len(self.input_shape) > 1 else []
+        return [segments.PlainPart("classifier", [*before, LayerSpec("linear", "Linear", sizes)])]

@@ -1,7 +1,6 @@
 """Hosts as chains of segments, n hosts at once: rows of numbers, training, validation.
 
-What a segment computes is its own business (segments.py); the last segment is the head, which knows
-the loss.
+What a segment computes is its own business (segments.py); the last is the head, which knows losses.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -78,11 +77,6 @@ class HostShape(NamedTuple):
     modules: InitialRows | None = None  # a user's modules that the hosts are made of
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kind of every segment."""
-        return tuple(one.kind for one in self.segments)
-
-    @property
     def input_shape(self) -> FeatureShape:
         """Shape of a sample that goes in."""
         return self.segments[0].input_shape
@@ -148,13 +142,13 @@ def host_shape(
     parameters = Table(tuple(one for segment in segments for one in segment.parameters))
     statistics = Table(tuple(one for segment in segments for one in segment.statistics))
     modules = host if isinstance(host, InitialRows) else None
-    return HostShape(tuple(segments), slots, parameters, statistics, blueprints, modules)
+    return HostShape(segments, slots, parameters, statistics, blueprints, modules)
 
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:
     """The segments of none of `kinds`, in words ("1 (residual), 3 (residual)"); "" for none."""
-    unsupported = [(at, kind) for at, kind in enumerate(shape.kinds) if kind not in kinds]
-    return ", ".join(f"{at} ({kind})" for at, kind in unsupported)
+    each = enumerate(one.kind for one in shape.segments)
+    return ", ".join(f"{at} ({kind})" for at, kind in each if kind not in kinds)
 
 
 def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -243,11 +237,8 @@ def activation_elements(shape: HostShape, inputs: int, rows: int = 1) -> int:
     largest = inputs
     for segment in shape.segments:
         largest = max(largest, current * segment.activations)
-        for slot in segment.slots:
-            if slot >= 0:
-                current = min(2 * current, rows)
-                spec = shape.slots[slot]
-                blueprints = (one for one in shape.blueprints if one.fits(spec))
-                widest = max(max(one.widths(spec.channels)) for one in blueprints)
-                largest = max(largest, current * spec.positions * widest)
+        for spec in (shape.slots[slot] for slot in segment.slots if slot >= 0):
+            current = min(2 * current, rows)
+            fitting = (one.widths(spec.channels) for one in shape.blueprints if one.fits(spec))
+            largest = max(largest, current * spec.positions * max(map(max, fitting)))
     return largest

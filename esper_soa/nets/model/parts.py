@@ -3,9 +3,7 @@ flat rows of numbers, one per network, that parameters are kept in.
 
 Clipping, SGD, re-initialisation and snapshots work on rows and never look inside. Widths of parts
 follow from C, the channels of the slot, so one tuple of parts describes a seed in every slot.
-`forward` is what a part means for many networks at once, and `layers` what it is in a network by
-itself: plain modules of torch. Here are the parts of images; sequence_parts.py has those of
-sequences.
+Here are the parts of images; sequence_parts.py has those of sequences.
 """
 
 import math
@@ -288,9 +286,7 @@ class SoftNorm(Part):
 
 @dataclass(frozen=True)
 class Squeeze:
-    """Numbers in (0, 1) per image: the mean of its pixels, linear, ReLU, linear, sigmoid. No part
-    by itself.
-    """
+    """Numbers in (0, 1) per image: mean of its pixels, linear, ReLU, linear, sigmoid; no Part."""
 
     hidden: Width
     hidden_bias: bool = True

@@ -1,6 +1,4 @@
-"""The residual segment of a host, x + parts(x), of the parts that seeds are made of; slot r0c{i}
-stands behind it.
-"""
+"""The residual segment of a host, of the parts that seeds are made of; slot r0c{i} is behind it."""
 
 import math
 from dataclasses import dataclass
@@ -41,8 +39,8 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class ResidualSegment(segments.StatelessSegment):
-    """x + parts(x) in its place; slot: number of the slot behind it, -1 for none."""
+class ResidualSegment(segments.SlotBehind, segments.StatelessSegment):
+    """x + parts(x) in its place."""
 
     number: int
     architecture: blueprints.Architecture
@@ -60,21 +58,9 @@ class ResidualSegment(segments.StatelessSegment):
         return blueprints.seed_table(self.architecture, self.input_shape[0]).parameters
 
     @property
-    def slots(self) -> tuple[int, ...]:
-        return (self.slot,)
-
-    @property
-    def slot_shapes(self) -> tuple[segments.FeatureShape, ...]:
-        return (self.input_shape,)
-
-    @property
     def products(self) -> int:
         channels, *axes = self.input_shape
         return blueprints.seed_products(self.architecture, channels, math.prod(axes))
-
-    @property
-    def activations(self) -> int:
-        return math.prod(self.input_shape)
 
     def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         return run.fill(self.slot, blueprints.seed_forward(self.architecture, folded, x))

@@ -6,6 +6,7 @@ it in a host's tuple, host.py names it. An engine with kernels of its own asks a
 its `kind` and refuses kinds that it does not know.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -124,9 +125,7 @@ class Segment(Protocol):
         """The tensors that `infer` takes."""
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        """As `train`, with running statistics. The first segment may get x [B, C, ...], the same
-        samples for every network.
-        """
+        """As `train`, with running statistics; the first may get x [B, C, ...], shared by all."""
 
     def plain_parts(self) -> list[PlainPart]:
         """The modules of one network, in the order of `parameters` and `statistics`."""
@@ -140,9 +139,7 @@ class HeadSegment(Segment, Protocol):
     """
 
     def loss_bytes(self, num_nets: int, batch: int) -> int:
-        """Bytes that `train_loss` of so many samples of n networks takes while it computes, with
-        float32 and beside activations.
-        """
+        """Bytes of float32 that `train_loss` of so many samples takes beside activations."""
 
     def train_loss(self, run: Forward, values: Values, x: Tensor, labels: Tensor) -> Scores:
         """Mean loss [n] of all targets and right answers int64 [n], in training."""
@@ -153,6 +150,24 @@ class HeadSegment(Segment, Protocol):
         """Sum of the losses [n] in alpha row `row` and right answers int64 [rows, n]; label -1 does
         not count. x [rows*B, n*C, ...].
         """
+
+
+class SlotBehind:
+    """Part of a segment with one slot, behind all of it; `slot`: its number, -1 for none."""
+
+    slot: int
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return (self.slot,)
+
+    @property
+    def slot_shapes(self: Segment) -> tuple[FeatureShape, ...]:
+        return (self.output_shape,)
+
+    @property
+    def activations(self: Segment) -> int:
+        return math.prod(self.output_shape)
 
 
 class StatelessSegment(ABC):

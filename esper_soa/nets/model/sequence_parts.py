@@ -1,7 +1,5 @@
-"""The parts that seeds of sequences are made of: what stands in the slots of transformers.
-
-Features are [B, C, T]; each part works on the channels of a position, and attention on the
-positions before it too.
+"""The parts of seeds in the slots of transformers, on features [B, C, T]: each works on channels of
+a position, and attention on the positions before it too.
 """
 
 from dataclasses import dataclass
@@ -55,11 +53,10 @@ class CausalAttention(SequencePart):
     """Self-attention of `heads` heads over a position and those before it, then a linear layer."""
 
     heads: int = ATTENTION_HEADS
-    start: parts.Start = parts.ZEROS  # of the last layer
 
     def parameters(self, inputs: int, channels: int) -> tuple[parts.Parameter, ...]:
         """Weight [3*I, I] and bias [3*I] of queries, keys and values; those of the last layer."""
-        last = parts.linear_parameters(inputs, inputs, self.start)
+        last = parts.linear_parameters(inputs, inputs, parts.ZEROS)
         return *parts.linear_parameters(inputs, 3 * inputs), *last
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
@@ -67,8 +64,8 @@ class CausalAttention(SequencePart):
         return positions * inputs * (4 * inputs + 2 * positions)
 
     def layers(self, inputs: int, channels: int) -> tuple[parts.LayerSpec, ...]:
-        sizes = {"channels": inputs, "heads": self.heads}
-        return (parts.LayerSpec("attention", "CausalAttention", {**sizes}),)
+        sizes: parts.Arguments = {"channels": inputs, "heads": self.heads}
+        return (parts.LayerSpec("attention", "CausalAttention", sizes),)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         weight, bias, last_weight, last_bias = parameters
@@ -80,13 +77,11 @@ class CausalAttention(SequencePart):
 
 @dataclass(frozen=True)
 class SoftLayerNorm(SequencePart):
-    """x + tanh(strength) (layer norm(x) - x)."""
-
-    start: parts.Start = parts.ZEROS  # of the strength: at 0 it changes nothing
+    """x + tanh(strength) (layer norm(x) - x); the strength begins at 0, which changes nothing."""
 
     def parameters(self, inputs: int, channels: int) -> tuple[parts.Parameter, ...]:
         """Strength [1], then scale and shift [I] of the norm."""
-        return self.start.tensor((1,)), *parts.norm_parameters(inputs)
+        return parts.ZEROS.tensor((1,)), *parts.norm_parameters(inputs)
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
         return 0

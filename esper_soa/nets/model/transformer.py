@@ -3,7 +3,6 @@ head whose weights are the token embeddings (Radford et al. 2019, GPT-2; esper-l
 kasmina/host.py). Slot r0c{i} stands at the end of segment i.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,17 +22,13 @@ TOKENS = 0  # number of the token embeddings among the host's parameters
 TENSORS = 12  # parameter tensors of a layer
 PLACES = 3  # of a layer that drop numbers; one more is behind the embeddings
 
-Drop = Callable[[Tensor, int], Tensor]  # dropout of rows [n, R, C] at a place of the network
 
-
-def dropout_of(run: segments.Forward, rate: float) -> Drop:
-    """Dropout of a pass; the identity where nothing is dropped."""
-    if run.noise is None or rate == 0:
-        return lambda rows, _: rows
-    keys = run.noise()
-    return lambda rows, site: (
-        rows * sequences.dropout_factors(keys, site, tuple(rows.shape[1:]), rate).to(rows.dtype)
-    )
+def drop(rows: Tensor, keys: Tensor | None, site: int, rate: float) -> Tensor:
+    """Rows [n, R, C] behind dropout at a place of the network; as they are without `keys`."""
+    if keys is None:
+        return rows
+    factors = sequences.dropout_factors(keys, site, tuple(rows.shape[1:]), rate)
+    return rows * factors.to(rows.dtype)
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,8 @@ class Embedding(segments.StatelessSegment):
         words = x.unflatten(1, (-1, self.length)).expand(-1, num_nets, -1).transpose(0, 1)
         first = self.tokens * torch.arange(num_nets, device=x.device)[:, None, None]
         embedded = F.embedding(words + first, tokens.flatten(0, 1)) + positions[:, None]
-        rows = dropout_of(run, self.dropout)(embedded.flatten(1, 2), 0)
+        keys = run.noise() if run.noise and self.dropout else None
+        rows = drop(embedded.flatten(1, 2), keys, 0, self.dropout)
         return sequences.features_of(rows, self.length)
 
     def plain_parts(self) -> list[segments.PlainPart]:
@@ -85,8 +81,8 @@ class Embedding(segments.StatelessSegment):
 
 
 @dataclass(frozen=True)
-class Layers(segments.StatelessSegment):
-    """Transformer layers one after the other; slot: number of the slot behind them, -1 for none."""
+class Layers(segments.SlotBehind, segments.StatelessSegment):
+    """Transformer layers one after the other."""
 
     number: int
     first: int  # number of its first layer in the host
@@ -115,14 +111,6 @@ class Layers(segments.StatelessSegment):
         return (*norm, *attend, *project, *norm, *hide, *give) * self.count
 
     @property
-    def slots(self) -> tuple[int, ...]:
-        return (self.slot,)
-
-    @property
-    def slot_shapes(self) -> tuple[segments.FeatureShape, ...]:
-        return (self.input_shape,)
-
-    @property
     def products(self) -> int:
         """Attention to positions behind is counted too."""
         return self.count * self.length * self.width * (12 * self.width + 2 * self.length)
@@ -137,29 +125,29 @@ class Layers(segments.StatelessSegment):
         return self.count * self.length * (16 * self.width + dropped)
 
     def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        drop = dropout_of(run, self.dropout)
+        keys = run.noise() if run.noise and self.dropout else None
         rows = sequences.rows_of(x, run.num_nets)
         for place in range(self.count):
             own = folded[place * TENSORS : (place + 1) * TENSORS]
-            rows = self._layer(run, own, rows, drop, 1 + PLACES * (self.first + place))
+            rows = self._layer(keys, own, rows, 1 + PLACES * (self.first + place))
         return run.fill(self.slot, sequences.features_of(rows, self.length))
 
     def _layer(
-        self, run: segments.Forward, parameters: list[Tensor], rows: Tensor, drop: Drop, site: int
+        self, keys: Tensor | None, parameters: list[Tensor], rows: Tensor, site: int
     ) -> Tensor:
-        """Rows behind a layer; site: number of its first place that drops numbers."""
+        """Rows behind a layer; site: number of its first place that drops numbers by `keys`."""
+        rate = self.dropout
         norm, attend, project, norm2, hide, give = zip(*[iter(parameters)] * 2, strict=True)
         dropped = None
-        if run.noise is not None and self.dropout > 0:
-            batch = rows.shape[1] // self.length
-            shape = batch, self.heads, self.length, self.length
-            dropped = sequences.dropout_factors(run.noise(), site, shape, self.dropout)
+        if keys is not None:
+            shape = rows.shape[1] // self.length, self.heads, self.length, self.length
+            dropped = sequences.dropout_factors(keys, site, shape, rate)
             dropped = dropped.flatten(0, 1).to(rows.dtype)
         mixed = sequences.linear(sequences.layer_norm(rows, *norm), *attend)
         mixed = sequences.causal_attention(mixed, self.heads, self.length, dropped)
-        rows = rows + drop(sequences.linear(mixed, *project), site + 1)
+        rows = rows + drop(sequences.linear(mixed, *project), keys, site + 1, rate)
         hidden = F.gelu(sequences.linear(sequences.layer_norm(rows, *norm2), *hide))
-        return rows + drop(sequences.linear(hidden, *give), site + 2)
+        return rows + drop(sequences.linear(hidden, *give), keys, site + 2, rate)
 
     def plain_parts(self) -> list[segments.PlainPart]:
         sizes = {"width": self.width, "heads": self.heads, "dropout": self.dropout, "eps": NORM_EPS}
@@ -211,29 +199,30 @@ class TiedHead(segments.StatelessSegment):
         return LOGIT * logits + 2 * FLOAT * num_nets * self.tokens * self.width
 
     def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        logits = sequences.linear(self._rows(run, folded, x), folded[2])
-        return logits.unflatten(1, (-1, self.length)).transpose(0, 1)
+        scale, shift, table = folded
+        rows = sequences.layer_norm(sequences.rows_of(x, run.num_nets), scale, shift)
+        return sequences.linear(rows, table).unflatten(1, (-1, self.length)).transpose(0, 1)
 
-    def _rows(self, run: segments.Forward, parameters: list[Tensor], x: Tensor) -> Tensor:
-        return sequences.layer_norm(sequences.rows_of(x, run.num_nets), *parameters[:2])
+    def scores(self, parameters: list[Tensor], x: Tensor, targets: Tensor) -> segments.Scores:
+        """Sums of losses [n] and whether answers are right, bool [n, R]; targets int64 [n, R]."""
+        scale, shift, table = parameters
+        rows = sequences.layer_norm(sequences.rows_of(x, len(table)), scale, shift)
+        scores: segments.Scores = sequences.SummedTokenLoss.apply(rows, table, targets, self.most)
+        return scores
 
     def train_loss(
         self, run: segments.Forward, values: segments.Values, x: Tensor, labels: Tensor
     ) -> segments.Scores:
         targets = labels.transpose(0, 1).flatten(1)
-        given = self._rows(run, values.parameters, x), values.parameters[2], targets, self.most
-        losses, right = sequences.SummedTokenLoss.apply(*given)
-        return losses / targets.shape[1], right.sum(1)
+        losses, right = self.scores(values.parameters, x, targets)
+        return (losses / targets.shape[1]).to(run.dtype), right.sum(1)
 
     def measure(
         self, run: segments.Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> segments.Scores:
         targets = labels.transpose(0, 1).flatten(1)
-        found = [
-            sequences.SummedTokenLoss.apply(rows, folded[2], targets, self.most)
-            for rows in (self._rows(run, folded, part) for part in x.split(labels.shape[0]))
-        ]
-        return found[row][0], torch.stack([right.sum(1) for _, right in found])
+        found = [self.scores(folded, part, targets) for part in x.split(labels.shape[0])]
+        return found[row][0].to(run.dtype), torch.stack([right.sum(1) for _, right in found])
 
     def plain_parts(self) -> list[segments.PlainPart]:
         layer = LayerSpec("head", "TiedHead", {"width": self.width, "eps": NORM_EPS})

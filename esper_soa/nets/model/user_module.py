@@ -48,14 +48,13 @@ def initial_rows(
     [n]): a module's own start, its draws by the stream. The keys are read by the host.
     """
 
-    def flat(tensors: Iterable[Tensor]) -> Tensor:
-        values = [one.detach().reshape(-1).to(dtype) for one in tensors]
-        return torch.cat([torch.zeros(0, dtype=dtype), *values])
+    def rows(tensors: Iterable[Iterable[Tensor]]) -> Tensor:
+        flat = [[part.detach().reshape(-1).to(dtype) for part in one] for one in tensors]
+        empty = torch.zeros(0, dtype=dtype)
+        return torch.stack([torch.cat([empty, *one]) for one in flat]).to(keys.device)
 
     modules = [make_module(make, size, key) for key in keys.tolist()]
-    parameters = torch.stack([flat(module.parameters()) for module in modules])
-    buffers = torch.stack([flat(module.buffers()) for module in modules])
-    return parameters.to(keys.device), buffers.to(keys.device)
+    return rows(one.parameters() for one in modules), rows(one.buffers() for one in modules)
 
 
 def call_networks(
@@ -68,17 +67,15 @@ def call_networks(
     names = [name for name, _ in module.named_parameters()]
     buffer_names = [name for name, _ in module.named_buffers()]
 
-    def one(
-        own: tuple[Tensor, ...], state: tuple[Tensor, ...], features: Tensor
-    ) -> tuple[Tensor, ...]:
-        tensors = dict(zip((*names, *buffer_names), (*own, *state), strict=True))
+    def one(own: tuple[Tensor, ...], features: Tensor) -> tuple[Tensor, ...]:
+        tensors = dict(zip((*names, *buffer_names), own, strict=True))
         out = functional_call(module, tensors, (features,))
         return out, *(tensors[name] for name in buffer_names)
 
     # A copy of its own, which the module may write to; torch 2.13's CPU backward of a channels_last
     # group norm crashes the process where the input needs no gradient.
     copied = x.clone(memory_format=torch.contiguous_format)
-    out, *state = vmap(one)(tuple(values), tuple(buffers), copied)
+    out, *state = vmap(one)((*values, *buffers), copied)
     output = out.transpose(0, 1).flatten(1, 2)
     if output.dim() == 4:
         output = output.contiguous(memory_format=torch.channels_last)

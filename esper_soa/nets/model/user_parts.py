@@ -16,24 +16,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from esper_soa.config import registry
 from esper_soa.config.errors import check, one_line
-from esper_soa.config.nets import (
-    IMAGE_CHANNELS,
-    IMAGE_SIZE,
-    IMAGES,
-    SlotSpec,
-    TaskConfig,
-    sort_slots,
-)
+from esper_soa.config.nets import IMAGES, SlotSpec, TaskConfig, sort_slots
 from esper_soa.nets.model import blueprints
-from esper_soa.nets.model.host import (
-    HOST_PARTS,
-    Host,
-    HostChain,
-    HostShape,
-    host_shape,
-    initial_hosts,
-    split_values,
-)
+from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model.parts import Table, are_parts
 from esper_soa.nets.model.segments import FeatureShape, Forward
 from esper_soa.nets.model.user_module import UserModule, make_module
@@ -51,13 +36,14 @@ DRAWS = "draws random numbers"
 ADVICE = "(as Dropout does), which would not be those of an env's own stream: leave it out"
 
 
-def task_shape(task: TaskConfig, slots: Sequence[str]) -> HostShape:
+def task_shape(task: TaskConfig, slots: Sequence[str]) -> hosts.HostShape:
     """Hosts of the task with these slots, a user's own among them, and what can grow in them.
 
     Raises SettingError where the settings name what is not there or cannot work.
     """
     enabled = task_slots(task, slots)
-    return host_shape(task, enabled, task_blueprints(task.blueprints, enabled), task_host(task))
+    offered = task_blueprints(task.blueprints, enabled)
+    return hosts.host_shape(task, enabled, offered, task_host(task))
 
 
 def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
@@ -66,7 +52,7 @@ def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
     return sort_slots(task, list(names), None if host is None else _offered_slots(host))
 
 
-def task_host(task: TaskConfig) -> Host | None:
+def task_host(task: TaskConfig) -> hosts.Host | None:
     """The user's own host of the task, None without; SettingError where it names no host."""
     if not registry.is_reference(task.host):
         return None
@@ -78,8 +64,7 @@ def task_host(task: TaskConfig) -> Host | None:
 
 
 def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> blueprints.Blueprints:
-    """Those of `offered` (task.blueprints), the package's and users' own, which can stand in the
-    slots.
+    """Those of `offered` (task.blueprints), the package's and users' own, that fit into the slots.
 
     Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError,
     which says what is wrong with one of them.
@@ -120,22 +105,22 @@ def architecture_of(part: registry.Part, name: str, code: int) -> blueprints.Arc
     return blueprints.Architecture(code, name, result)  # type: ignore[arg-type]
 
 
-def host_of(part: registry.Part, name: str, num_classes: int) -> Host:
+def host_of(part: registry.Part, name: str, num_classes: int) -> hosts.Host:
     """The host of a marked function or class; ValueError if it is none."""
     result = _result_of(registry.HOST, part, name)
     if result is part:
         return UserHost(part, num_classes)  # type: ignore[arg-type]
     if hasattr(result, "segments"):
-        return cast(Host, result)
-    kinds = [kind.__name__ for kind in HOST_PARTS]
+        return cast(hosts.Host, result)
+    kinds = [kind.__name__ for kind in hosts.HOST_PARTS]
     if not isinstance(result, tuple):
         problem = f"no tuple of segments ({', '.join(kinds)})"
         raise ValueError(f"host {name}: it gives {result}, {problem}")
-    unsupported = [type(one).__name__ for one in result if not isinstance(one, HOST_PARTS)]
+    unsupported = [type(one).__name__ for one in result if not isinstance(one, hosts.HOST_PARTS)]
     if unsupported:
         problem = f"a {unsupported[0]} among its segments, no {' and no '.join(kinds)}"
         raise ValueError(f"host {name}: it gives {problem}")
-    return HostChain(result, num_classes)
+    return hosts.HostChain(result, num_classes)
 
 
 def _result_of(kind: str, part: registry.Part, name: str) -> object:
@@ -151,7 +136,7 @@ def _result_of(kind: str, part: registry.Part, name: str) -> object:
     return result
 
 
-def _offered_slots(host: Host) -> tuple[SlotSpec, ...]:
+def _offered_slots(host: hosts.Host) -> tuple[SlotSpec, ...]:
     """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
     *body, _ = host.segments({})
     last = max(len(body) - 1, 1)
@@ -243,13 +228,13 @@ def _module_findings(module: nn.Module) -> list[str]:
     return findings
 
 
-def host_findings(host: Host, classes: int) -> tuple[str, ...]:
+def host_findings(host: hosts.Host, classes: int) -> tuple[str, ...]:
     """What keeps hosts like this from being trained with so many classes, in words; ValueError for
     segments that do not stand in a chain.
     """
     if isinstance(host, UserHost):
         return _sequential_findings(host)
-    shape = host_shape(TaskConfig(), (), host=host)
+    shape = hosts.host_shape(TaskConfig(), (), host=host)
     findings = []
     if len(shape.segments) < 3:
         findings.append("it has less than two segments")
@@ -263,29 +248,29 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
     findings = list[str]()
     with registry.collect_faults(findings):
         module = make_module(host.make, host.classes, PROBE_SEED)
-        fault = _chain_fault(module)
-        if fault or not isinstance(module, nn.Sequential):
-            return (fault,)
+        if not isinstance(module, nn.Sequential):
+            kind = type(module).__name__
+            reason = "which is no nn.Sequential: a host is a chain of segments"
+            return (f"it gives a {kind}, {reason}",)
+        if type(module).forward is not nn.Sequential.forward:
+            expectation = "a host hands images from segment to segment, as nn.Sequential does"
+            return (f"its forward pass is its own: {expectation}",)
+        if len(module) < 2:
+            expectation = "the last gives the logits, and seeds stand behind the others"
+            return (f"it has less than two segments: {expectation}",)
         kept = _kept_findings(module)
         findings += kept
-        findings += _shape_findings(host)
+        *inner, last = children_of(host)
+        if last.output_shape != (host.classes,):
+            shape = ", ".join(map(str, ("B", *last.output_shape)))
+            problem = f"gives [{shape}], not logits [B, {host.classes}]"
+            findings.append(f"its last segment {last.name} {problem}")
+        if not any(one.slot_shapes for one in inner):
+            problem = "gives features [B, C, H, H], in which a seed could stand"
+            findings.append(f"none of its segments but the last {problem}")
         if not kept:  # several networks cannot be put together with it
             findings += _batched_findings(host)
     return tuple(findings)
-
-
-def _chain_fault(module: object) -> str:
-    """Why the module is no chain of segments; "" where it is one."""
-    if not isinstance(module, nn.Sequential):
-        kind = type(module).__name__
-        return f"it gives a {kind}, which is no nn.Sequential: a host is a chain of segments"
-    if type(module).forward is not nn.Sequential.forward:
-        expectation = "a host hands images from segment to segment, as nn.Sequential does"
-        return f"its forward pass is its own: {expectation}"
-    if len(module) < 2:
-        expectation = "the last gives the logits, and seeds stand behind the others"
-        return f"it has less than two segments: {expectation}"
-    return ""
 
 
 def _kept_findings(module: nn.Sequential) -> list[str]:
@@ -305,31 +290,18 @@ def _kept_findings(module: nn.Sequential) -> list[str]:
     return findings
 
 
-def _shape_findings(host: UserHost) -> list[str]:
-    *inner, last = children_of(host)
-    findings = []
-    if last.output_shape != (host.classes,):
-        shape = ", ".join(map(str, ("B", *last.output_shape)))
-        problem = f"gives [{shape}], not logits [B, {host.classes}]"
-        findings.append(f"its last segment {last.name} {problem}")
-    if not any(one.slot_shapes for one in inner):
-        problem = "gives features [B, C, H, H], in which a seed could stand"
-        findings.append(f"none of its segments but the last {problem}")
-    return findings
-
-
 @torch.no_grad()
 def _batched_findings(host: UserHost) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
-    shape = host_shape(TaskConfig(), (), host=host)
+    shape = hosts.host_shape(TaskConfig(), (), host=host)
     run = Forward(None, NUM_PROBED, torch.float32)
-    rows, statistics = initial_hosts(shape, torch.arange(NUM_PROBED), torch.float32)
+    rows, statistics = hosts.initial_hosts(shape, torch.arange(NUM_PROBED), torch.float32)
     parameters = shape.parameters.unpack(rows)
     for training in (True, False):
-        x = torch.zeros(NUM_PROBED, NUM_PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+        x = torch.cat([torch.zeros(NUM_PROBED, *hosts.IMAGE_SHAPE)] * NUM_PROBED, dim=1)
         buffers = shape.statistics.unpack(statistics.clone())
         buffers = [one.reshape(-1) for one in buffers] if training else buffers
-        for segment, values in split_values(children_of(host), parameters, buffers):
+        for segment, values in hosts.split_values(children_of(host), parameters, buffers):
             what = f"its segment {segment.plain_parts()[0].name}"
             try:
                 if training:

@@ -4,7 +4,6 @@ A host is made by a factory that takes the number of classes; see user_module.py
 are called for n networks at once.
 """
 
-import math
 import threading
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,14 +13,13 @@ from torch import Tensor, nn
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.config.registry import HOST, reference_to
-from esper_soa.nets.model import user_module
+from esper_soa.nets.model import segments, user_module
 from esper_soa.nets.model.head import Classifier
 from esper_soa.nets.model.parts import Arguments, LayerSpec, Parameter
-from esper_soa.nets.model.segments import FeatureShape, Forward, PlainPart, SlotNumbers, Values
 
 
 @dataclass(frozen=True)
-class UserSegment:
+class UserSegment(segments.SlotBehind):
     """A child of a user's host."""
 
     host: "UserHost"
@@ -30,75 +28,67 @@ class UserSegment:
     parameters: tuple[Parameter, ...]  # shapes; `initial_rows` says how they begin
     statistics: tuple[Parameter, ...]  # its buffers, whose numbers rows hold as weights'
     dtypes: tuple[torch.dtype, ...]  # of the buffers; floating-point numbers keep the rows' format
-    input_shape: FeatureShape
-    output_shape: FeatureShape
+    input_shape: segments.FeatureShape
+    output_shape: segments.FeatureShape
     products: int
-    slot: int = -1  # number of the slot behind it, -1 for none
+    slot: int = -1
 
     kind = "user_module"
     borrowed = ()
 
     @property
-    def slots(self) -> tuple[int, ...]:
-        return (self.slot,)
-
-    @property
-    def slot_shapes(self) -> tuple[FeatureShape, ...]:
+    def slot_shapes(self) -> tuple[segments.FeatureShape, ...]:
         """A seed can stand behind a segment that gives features [C, H, H]."""
         square = len(self.output_shape) == 3 and self.output_shape[1] == self.output_shape[2]
         return (self.output_shape,) if square else ()
 
-    @property
-    def activations(self) -> int:
-        return math.prod(self.output_shape)
-
-    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+    def train(self, run: segments.Forward, values: segments.Values, x: Tensor) -> Tensor:
         # copies: a batch norm keeps its buffers for the backward pass, which must not see them move
         rows = zip(values.statistics, self.statistics, strict=True)
         buffers = [one.view(run.num_nets, *like.shape).clone() for one, like in rows]
-        out, moved = self._call(run, values.parameters, buffers, x, True)
+        out, moved = self._call(run.num_nets, values.parameters, buffers, x, True)
         for target, buffer in zip(values.statistics, moved, strict=True):
             target.copy_(buffer.reshape(-1))
         return run.fill(self.slot, out)
 
-    def fold(self, values: Values) -> list[Tensor]:
+    def fold(self, values: segments.Values) -> list[Tensor]:
         return values.parameters + values.statistics
 
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         count = len(self.parameters)
-        out, _ = self._call(run, folded[:count], folded[count:], x, False)
+        out, _ = self._call(run.num_nets, folded[:count], folded[count:], x, False)
         return run.fill(self.slot, out)
 
     def _call(
-        self, run: Forward, weights: list[Tensor], buffers: list[Tensor], x: Tensor, training: bool
+        self, num_nets: int, weights: list[Tensor], buffers: list[Tensor], x: Tensor, training: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Output of the module for n networks, and its buffers behind the call."""
-        host = self.host
-        module = user_module.skeleton(host.make, host.classes, training, threading.get_ident())
+        made = self.host.make, self.host.classes
+        module = user_module.skeleton(*made, training, threading.get_ident())
         assert isinstance(module, nn.Sequential)
         rows = zip(buffers, self.dtypes, strict=True)
         own_buffers = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
         # Autocast does not reach into vmap: modules compute in the format of their weights.
         weight_dtypes = [one.dtype for one in (*weights, *own_buffers) if one.is_floating_point()]
         features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
-        features = features.expand(-1, run.num_nets, *features.shape[2:]).transpose(0, 1)
+        features = features.expand(-1, num_nets, *features.shape[2:]).transpose(0, 1)
         return user_module.call_networks(module[self.number], weights, own_buffers, features)
 
-    def plain_parts(self) -> list[PlainPart]:
+    def plain_parts(self) -> list[segments.PlainPart]:
         """The module by the name of what makes the host."""
         arguments: Arguments = {"classes": self.host.classes, "segment": self.number}
         layer = LayerSpec("own", reference_to(HOST, self.host.make), arguments)
-        return [PlainPart(self.name, [layer], slot=self.slot, counts_batches=True)]
+        return [segments.PlainPart(self.name, [layer], slot=self.slot, counts_batches=True)]
 
 
 @dataclass(frozen=True)
 class UserHead(UserSegment, Classifier):
     """The last child of a user's host, which gives the logits."""
 
-    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+    def train(self, run: segments.Forward, values: segments.Values, x: Tensor) -> Tensor:
         return super().train(run, values, x).unflatten(1, (-1, self.host.classes))
 
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         return super().infer(run, folded, x).unflatten(1, (-1, self.host.classes))
 
 
@@ -109,11 +99,11 @@ class UserHost:
     make: user_module.Factory  # of the number of classes
     classes: int
 
-    def segments(self, slots: SlotNumbers) -> tuple[UserSegment, ...]:
+    def segments(self, slots: segments.SlotNumbers) -> tuple[UserSegment, ...]:
         """The segments with their slots; the last is the head."""
         *body, last = children_of(self)
-        segments = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
-        return *segments, UserHead(**vars(last))
+        slotted = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
+        return *slotted, UserHead(**vars(last))
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return user_module.initial_rows(self.make, self.classes, keys, dtype)

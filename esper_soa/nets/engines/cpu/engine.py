@@ -54,7 +54,7 @@ def is_chain(shape: HostShape) -> bool:
     """
     blocks = conv_segments(shape.segments)
     return (
-        shape.kinds == (*[CONV_BLOCK] * len(blocks), MEAN_LINEAR)
+        [one.kind for one in shape.segments] == [*[CONV_BLOCK] * len(blocks), MEAN_LINEAR]
         and shape.input_shape == (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
         and not any(block.pooled and block.size % 2 for block in blocks)
     )

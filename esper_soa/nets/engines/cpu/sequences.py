@@ -21,7 +21,7 @@ from esper_soa.nets.engines.cpu.records import INTEGER, NUMBER, POINTER, all_of
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.parts import LayerSpec, Parameter
-from esper_soa.nets.model.segments import Forward, Segment, Values
+from esper_soa.nets.model.segments import Forward, Scores, Segment
 from esper_soa.nets.model.sequence_parts import CausalAttention, Dense, SequencePart
 from esper_soa.nets.model.transformer import TENSORS, Layers, TiedHead
 from esper_soa.nets.passes import Measure, Pass, PieceEngine, TrainChunk
@@ -198,19 +198,9 @@ class NativeLayers(Layers):
 class NativeHead(TiedHead):
     """The tied head, for losses."""
 
-    def train_loss(
-        self, run: Forward, values: Values, x: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        targets = labels.transpose(0, 1).flatten(1)
-        losses, right = _Head.apply(x, *values.parameters, targets)
-        return (losses / targets.shape[1]).to(x.dtype), right.sum(1)
-
-    def measure(
-        self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
-    ) -> tuple[Tensor, Tensor]:
-        targets = labels.transpose(0, 1).flatten(1)
-        passes = [_Head.apply(part, *folded, targets) for part in x.split(labels.shape[0])]
-        return passes[row][0].to(x.dtype), torch.stack([right.sum(1) for _, right in passes])
+    def scores(self, parameters: list[Tensor], x: Tensor, targets: Tensor) -> Scores:
+        scores: Scores = _Head.apply(x, *parameters, targets)
+        return scores
 
 
 @dataclass(frozen=True)
