@@ -286,12 +286,12 @@ def test_all_faults_of_a_module_are_told_at_once() -> None:
         "with 2 channels it gives a int, not an nn.Module"
     ]
     whole = torch.zeros(2, 1, dtype=torch.int64, device="meta")
-    assert tensor_findings("it", whole, [1, 2], None, CPU) == [
+    assert list(tensor_findings("it", whole, [1, 2], None, CPU)) == [
         "it is of shape [2, 1], not [1, 2]",
         "it is of torch.int64, not of floating-point numbers",
         "it is on meta, not on cpu",
     ]
-    assert tensor_findings("it", 3, [], None, CPU) == ["it is a int, not a tensor"]
+    assert list(tensor_findings("it", 3, [], None, CPU)) == ["it is a int, not a tensor"]
 
 
 def test_a_module_that_is_there_needs_no_other_place(

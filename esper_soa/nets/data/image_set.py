@@ -21,8 +21,8 @@ from esper_soa.nets.data.images import (
     Statistics,
     TrainingImages,
     ValidationImages,
-    padded_bank,
-    plain_bank,
+    normalisation,
+    padded_lines,
 )
 from esper_soa.nets.data.orders import random_permutations
 
@@ -73,14 +73,13 @@ class ImageSet:
         """
         scaling: tuple[Means, Means] = self.mean, self.std
         if self.sets:
-            own = [entry.source.input_spec() for entry in self.sets]
-            scaling = [one["mean"] for one in own], [one["std"] for one in own]
-        training = padded_bank(self.train_images, self.train_labels, *scaling)
-        images = torch.cat((self.val_images, self.test_images))
+            specs = [entry.source.input_spec() for entry in self.sets]
+            scaling = [one["mean"] for one in specs], [one["std"] for one in specs]
+        own = *normalisation(*scaling, self.train_images.device), self.first_env
+        images = torch.cat((self.val_images, self.test_images)).permute(0, 1, 3, 2).contiguous()
         labels = torch.cat((self.val_labels, self.test_labels))
-        evaluation = plain_bank(images, labels, *scaling)
-        first = self.first_env
-        return training._replace(first_env=first), evaluation._replace(first_env=first)
+        padded = ImageBank(padded_lines(self.train_images), self.train_labels, *own)
+        return padded, ImageBank(images, labels, *own)
 
     def training(self, draw: Draw, dtype: torch.dtype) -> TrainingImages:
         """As of BatchSource; augmented images are crops, half of them mirrored."""
@@ -95,13 +94,8 @@ class ImageSet:
 
     def input_spec(self) -> dict:
         """Shape and range of images as grown networks take them, and how these normalise them."""
-        return {
-            "shape": list(self.spec.shape),
-            "range": [0.0, 1.0],
-            "channels": "RGB",
-            "mean": list(self.mean),
-            "std": list(self.std),
-        }
+        spec = {"shape": list(self.spec.shape), "range": [0.0, 1.0], "channels": "RGB"}
+        return {**spec, "mean": list(self.mean), "std": list(self.std)}
 
     def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
         """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B]."""

@@ -70,23 +70,13 @@ Statistics = tuple[float, ...]  # red, green, blue
 Means = Statistics | Sequence[Statistics]  # of one data set, or of each
 
 
-def padded_bank(images: Tensor, labels: Tensor, mean: Means, std: Means) -> ImageBank:
-    """Bank of padded images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB an image).
-
-    images: uint8 [D, 32, 32, 3]. labels: int64 [D]. mean, std: of values in [0, 1], per channel.
-    """
+def padded_lines(images: Tensor) -> Tensor:
+    """Lines [2 D, 40, 3, 40] of images uint8 [D, 32, 32, 3]: all padded, then all mirrored."""
     padded = F.pad(images.permute(0, 1, 3, 2), (PADDING, PADDING, 0, 0, PADDING, PADDING))
-    both_banks = torch.cat((padded, padded.flip(3)))
-    return ImageBank(both_banks, labels, *_normalisation(mean, std, images.device))
+    return torch.cat((padded, padded.flip(3)))
 
 
-def plain_bank(images: Tensor, labels: Tensor, mean: Means, std: Means) -> ImageBank:
-    """Bank of the images [V, 32, 3, 32] as they are; arguments as of `padded_bank`."""
-    lines = images.permute(0, 1, 3, 2).contiguous()
-    return ImageBank(lines, labels, *_normalisation(mean, std, images.device))
-
-
-def _normalisation(mean: Means, std: Means, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def normalisation(mean: Means, std: Means, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Scale, offset [., 3] that make (value in [0, 1] - mean) / std of bytes, and that of each."""
     means = torch.tensor(mean, dtype=torch.float64)
     stds = torch.tensor(std, dtype=torch.float64)
@@ -122,7 +112,7 @@ def training_crops(
 ) -> ImageCrops:
     """Training images that are still to be cut.
 
-    bank: padded_bank. indices: int64 [n, B], images per env. keys: int64 [n], stream_keys(seed,
+    bank: of padded lines. indices: int64 [n, B], images per env. keys: int64 [n], stream_keys(seed,
     AUGMENTATION, (round,), envs). start: samples that each env has drawn before. augment: take a
     random one of the crops of the image with PADDING black pixels around it, mirrored in half of
     the cases; otherwise the image as it is.
@@ -139,9 +129,8 @@ def training_crops(
 
 
 def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
-    """Test images that are still to be cut; index -1 has label -1.
-
-    bank: plain_bank. indices: int64 [n, b], images per env; n = 1 where all envs share them.
+    """Images int64 [n, b] of each env that are still to be cut, as they are in the bank; -1 has the
+    label -1, n = 1 where all envs share them.
     """
     valid = indices.clamp(min=0)
     labels = torch.where(indices < 0, -1, bank.labels[valid])
@@ -151,7 +140,7 @@ def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
 class TrainingImages(NamedTuple):
     """Training batches of one env-step."""
 
-    bank: ImageBank  # padded_bank
+    bank: ImageBank  # of padded lines
     draw: Draw
     dtype: torch.dtype
 
@@ -170,23 +159,21 @@ class TrainingImages(NamedTuple):
 class ValidationImages(NamedTuple):
     """Validation batches: the same images for all envs, or own ones for each."""
 
-    bank: ImageBank  # plain_bank
+    bank: ImageBank  # of images as they are
     order: Tensor  # int64 [V] shared, or [N, V] with -1 for nothing
     dtype: torch.dtype
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         """Images [b, 3 or n*3, 32, 32] (channels_last), labels [b, 1 or n], at most `size` each."""
-        bank = self.bank.of(envs)
-        parts = (evaluation_crops(bank, part) for part in self._order(envs).split(size, dim=1))
-        return [cut_batch(part, self.dtype) for part in parts]
+        every = self.crops(envs)
+        parts = zip(every.first.split(size, dim=1), every.labels.split(size, dim=1), strict=True)
+        return [cut_batch(ImageCrops(every.bank, *part), self.dtype) for part in parts]
 
     def crops(self, envs: Tensor) -> ImageCrops:
         """The images of all `batches`, uncut [1 or n, V]."""
-        return evaluation_crops(self.bank.of(envs), self._order(envs))
+        order = self.order[None] if self.order.ndim == 1 else self.order[envs]
+        return evaluation_crops(self.bank.of(envs), order)
 
     def first(self, count: int) -> "ValidationImages":
         """A feed of the first `count` images only."""
         return self._replace(order=self.order[..., :count])
-
-    def _order(self, envs: Tensor) -> Tensor:
-        return self.order[None] if self.order.ndim == 1 else self.order[envs]

@@ -185,11 +185,9 @@ def text_set(
     found = TextSet(name, "", digest.hexdigest(), content, context, num_tokens, tokenizer)
     counts = [found.bounds[part][1] - found.bounds[part][0] for part in PARTS]
     if min(counts) <= context:
-        least = HELD_OUT * (context + 1)
-        raise DataError(
-            f"{text}: {len(content):,} tokens are too few for sequences of "
-            f"data.context={context}: give {least:,} at least, or lower it"
-        )
+        few = f"{len(content):,} tokens are too few for sequences of data.context={context}"
+        remedy = f"give {HELD_OUT * (context + 1):,} at least, or lower it"
+        raise DataError(f"{text}: {few}: {remedy}")
     sizes = "{:,} training, {:,} validation and {:,} test tokens".format(*counts)
     return replace(found, source=f"{text}: {sizes}.")
 

@@ -6,7 +6,7 @@ Both are made once, and kept in the user's cache folder.
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -37,8 +37,12 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     count = tokenizer.get_vocab_size()
     found = _kept(path, count)
     if found is None:
-        parts = [tokenizer.encode(text, add_special_tokens=False).ids for text in _pieces(content)]
-        made = np.array([token for part in parts for token in part], np.int32)
+        tokens = list[int]()
+        stream = io.BytesIO(content.tobytes())
+        while lines := stream.readlines(PIECE + 1):
+            text = b"".join(lines).decode()
+            tokens += tokenizer.encode(text, add_special_tokens=False).ids
+        made = np.array(tokens, np.int32)
         if not made.size or made.max() >= count:
             reason = f"gives the text no tokens, or some beyond the {count} that it knows"
             raise DataError(f"data.tokenizer={name}: {reason}; take another one")
@@ -102,10 +106,3 @@ def _kept(path: Path, count: int) -> np.ndarray | None:
     if not tokens.size or numbers[:SEAL].tobytes() != hashlib.sha256(tokens.data).digest():
         return None
     return tokens if tokens.min() >= 0 and tokens.max() < count else None
-
-
-def _pieces(content: np.ndarray) -> Iterator[str]:
-    """The text in pieces that end with a line."""
-    stream = io.BytesIO(content.tobytes())
-    while lines := stream.readlines(PIECE + 1):
-        yield b"".join(lines).decode()

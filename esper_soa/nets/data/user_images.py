@@ -1,6 +1,7 @@
 """For own images: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import TypedDict, Unpack
@@ -105,8 +106,7 @@ def _numpy(argument: str, value: object) -> np.ndarray:
 
 
 def check_images(faults: "ImageSet | str | PathLike[str]") -> list[str]:
-    """Messages on properties of a set or an .npz file that would spoil results; []
-    where nothing.
+    """Messages on properties of a set or an .npz file that would spoil results; [] where nothing.
 
     Classes without images or with few, or one so frequent that a constant answer scores; images
     that are in both parts, there twice, or twice under different labels; images of one colour;
@@ -128,13 +128,12 @@ def check_images(faults: "ImageSet | str | PathLike[str]") -> list[str]:
     ]
 
 
-def _classes(images: ImageSet) -> list[str]:
+def _classes(images: ImageSet) -> Iterator[str]:
     count = images.num_classes or 1 + int(max(images.train_labels.max(), images.test_labels.max()))
     train = images.train_labels.bincount(minlength=count).numpy()
     test = images.test_labels.bincount(minlength=count).numpy()
-    findings = []
     if not train[0] and not test[0]:
-        findings.append("Class 0 has no image: do labels count from 1? They must count from 0.")
+        yield "Class 0 has no image: do labels count from 1? They must count from 0."
     for is_bad, what in (
         (train == 0, "no training image"),
         (test == 0, "no test image"),
@@ -143,13 +142,12 @@ def _classes(images: ImageSet) -> list[str]:
         classes = np.flatnonzero(is_bad).tolist()
         if classes:
             words = ("Class", "has") if len(classes) == 1 else ("Classes", "have")
-            findings.append(f"{words[0]} {_named(images, classes)} {words[1]} {what}.")
+            yield f"{words[0]} {_named(images, classes)} {words[1]} {what}."
     share = test.max() / test.sum()
     if share > max(0.5, 1.5 / count):
         answer = "who always answers so is as often right, and accuracy says little"
         most = _named(images, [int(test.argmax())])
-        findings.append(f"{share:.0%} of the test images are of class {most}: {answer}.")
-    return findings
+        yield f"{share:.0%} of the test images are of class {most}: {answer}."
 
 
 def _named(images: ImageSet, classes: list[int]) -> str:
@@ -161,8 +159,7 @@ def _named(images: ImageSet, classes: list[int]) -> str:
     return ", ".join(texts) + more
 
 
-def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
-    findings = []
+def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> Iterator[str]:
     train_hashes = hashes(train)
     first = dict(zip(train_hashes[::-1], labels[::-1], strict=True))  # labels when first seen
     again = len(train_hashes) - len(first)
@@ -170,39 +167,33 @@ def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     common = sum(one in first for one in hashes(test))
     if common > MAX_COMMON * len(test):
         some = f"{common} of {len(test)} test images"
-        findings.append(f"{some} are training images too: accuracy will be flattered.")
+        yield f"{some} are training images too: accuracy will be flattered."
     if again > MAX_COMMON * len(train):
-        findings.append(f"{again} of {len(train)} training images repeat another one.")
+        yield f"{again} of {len(train)} training images repeat another one."
     if other:
-        findings.append(f"{other} training images are there before under another label.")
-    return findings
+        yield f"{other} training images are there before under another label."
 
 
-def _plain(parts: dict[str, np.ndarray]) -> list[str]:
+def _plain(parts: dict[str, np.ndarray]) -> Iterator[str]:
     """Images of one colour, within pixels that are not black in all of them: borders are black."""
     non_zero = np.logical_or(*(part.max(axis=(0, 3)) > 0 for part in parts.values()))
     rows, columns = (np.flatnonzero(non_zero.any(axis)) for axis in (1, 0))
-    findings = []
     for name, part in parts.items():
         inner = part[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
         count = int((inner.max(axis=(1, 2)) == inner.min(axis=(1, 2))).all(axis=1).sum())
         if count:
-            some = f"{count} of {len(part)} {name} images"
-            findings.append(f"{some} are of one colour: is something missing?")
-    return findings
+            yield f"{count} of {len(part)} {name} images are of one colour: is something missing?"
 
 
-def _brightness(train: np.ndarray, test: np.ndarray) -> list[str]:
-    findings = []
+def _brightness(train: np.ndarray, test: np.ndarray) -> Iterator[str]:
     counts, others = (level_counts(part).sum(0) for part in (train, test))
     brightest = int(np.flatnonzero(counts).max())
     if brightest <= DARK:
         hint = "were values from 0 to 1, or class numbers, stored as bytes?"
-        findings.append(f"The brightest value of the training images is {brightest} of 255: {hint}")
+        yield f"The brightest value of the training images is {brightest} of 255: {hint}"
     levels = np.arange(256) / 255
     mean = counts @ levels / counts.sum()
     other = others @ levels / others.sum()
     if abs(other - mean) > float(np.sqrt(counts @ (levels - mean) ** 2 / counts.sum())):
         comparison = f"a mean brightness of {mean:.2f}, test images of {other:.2f}"
-        findings.append(f"Training images have {comparison}: were both prepared in one way?")
-    return findings
+        yield f"Training images have {comparison}: were both prepared in one way?"

@@ -5,7 +5,7 @@ What they must be is told by the findings below; conformance.py looks closer.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
@@ -153,20 +153,19 @@ def _offered_slots(host: hosts.Host) -> tuple[SlotSpec, ...]:
 
 def tensor_findings(
     what: str, value: object, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device
-) -> list[str]:
+) -> Iterator[str]:
     """What keeps `value` from being such a tensor; dtype None: of any floating-point numbers."""
     if not isinstance(value, Tensor):
-        return [f"{what} is a {type(value).__name__}, not a tensor"]
-    findings = []
+        yield f"{what} is a {type(value).__name__}, not a tensor"
+        return
     if list(value.shape) != list(shape):
-        findings.append(f"{what} is of shape {list(value.shape)}, not {list(shape)}")
+        yield f"{what} is of shape {list(value.shape)}, not {list(shape)}"
     if not value.is_floating_point() if dtype is None else value.dtype != dtype:
-        findings.append(f"{what} is of {value.dtype}, not {dtype or 'of floating-point numbers'}")
+        yield f"{what} is of {value.dtype}, not {dtype or 'of floating-point numbers'}"
     if value.device != device:
-        findings.append(f"{what} is on {value.device}, not on {device}")
+        yield f"{what} is on {value.device}, not on {device}"
     if value.requires_grad:
-        findings.append(f"{what} has a gradient, and nobody learns from it")
-    return findings
+        yield f"{what} has a gradient, and nobody learns from it"
 
 
 def blueprint_findings(blueprint: blueprints.Architecture, shape: FeatureShape) -> list[str]:
@@ -203,9 +202,8 @@ def blueprint_findings(blueprint: blueprints.Architecture, shape: FeatureShape) 
     return [f"with {channels} channels{places} {fault}" for fault in findings]
 
 
-def _module_findings(module: nn.Module) -> list[str]:
+def _module_findings(module: nn.Module) -> Iterator[str]:
     """Messages on why the parameters of a module cannot be rows of weights."""
-    findings = []
     parameters = dict(module.named_parameters(remove_duplicate=False))
     faults = {
         "want no gradient, but all are trained": lambda one: not one.requires_grad,
@@ -215,17 +213,16 @@ def _module_findings(module: nn.Module) -> list[str]:
     for words, wrong in faults.items():
         names = ", ".join(name for name, one in parameters.items() if wrong(one))
         if names:
-            findings.append(f"its parameters {names} {words}")
+            yield f"its parameters {names} {words}"
     if not parameters:
-        findings.append("it has no parameters")
+        yield "it has no parameters"
     if len(set(map(id, parameters.values()))) < len(parameters):
-        findings.append("two of its parameters are one, which rows of weights cannot say")
+        yield "two of its parameters are one, which rows of weights cannot say"
     values = (item for part in module.modules() for item in vars(part).items())
-    buffer_names = ", ".join(name for name, one in values if isinstance(one, Tensor))
-    if buffer_names:
-        what = f"tensors that are no parameters or buffers ({buffer_names})"
-        findings.append(f"it keeps {what}, which all networks would share")
-    return findings
+    names = ", ".join(name for name, one in values if isinstance(one, Tensor))
+    if names:
+        what = f"tensors that are no parameters or buffers ({names})"
+        yield f"it keeps {what}, which all networks would share"
 
 
 def host_findings(host: hosts.Host, classes: int) -> tuple[str, ...]:
@@ -258,7 +255,7 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
         if len(module) < 2:
             expectation = "the last gives the logits, and seeds stand behind the others"
             return (f"it has less than two segments: {expectation}",)
-        kept = _kept_findings(module)
+        kept = list(_kept_findings(module))
         findings += kept
         *inner, last = children_of(host)
         if last.output_shape != (host.classes,):
@@ -273,21 +270,18 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
     return tuple(findings)
 
 
-def _kept_findings(module: nn.Sequential) -> list[str]:
+def _kept_findings(module: nn.Sequential) -> Iterator[str]:
     """Messages on what a chain keeps that cannot be rows of weights and buffers."""
-    findings = _module_findings(module)
+    yield from _module_findings(module)
     reserved = [name for name, _ in module.named_children() if RESERVED_NAME.fullmatch(name)]
     if reserved:
-        other = "have names of other parts of a grown network"
-        findings.append(f"its segments {', '.join(reserved)} {other}")
+        yield f"its segments {', '.join(reserved)} have names of other parts of a grown network"
     if len(set(map(id, module))) < len(module):
-        findings.append("two of its segments are one, which rows of weights cannot say")
+        yield "two of its segments are one, which rows of weights cannot say"
     state = module.state_dict(keep_vars=True)
     passing = ", ".join(name for name, _ in module.named_buffers() if name not in state)
     if passing:
-        problem = "are not persistent, so that grown networks would lack them"
-        findings.append(f"its buffers {passing} {problem}")
-    return findings
+        yield f"its buffers {passing} are not persistent, so that grown networks would lack them"
 
 
 @torch.no_grad()
