@@ -76,9 +76,8 @@ def flatten_targets(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy [n] of logits [B, n, C] for labels [B, n]; right answers, int64 [n].
-
-    Of samples with K targets, logits are [B, n, K, C] and labels [B, n, K].
+    """Mean cross-entropy [n] of logits [B, n, C] for labels [B, n], or [B, n, K, C] for [B, n, K]
+    of samples with K targets; right answers, int64 [n].
     """
     logits, labels = flatten_targets(logits, labels)
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
@@ -87,9 +86,8 @@ def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def per_channel(values: Tensor, num_channels: int, axes: int = 2) -> Tensor:
-    """One number per network [..., n] -> [..., n*C, 1, 1], ready to scale activations.
-
-    axes: of the activations behind their channels.
+    """Numbers per network [..., n] for activations with so many axes behind channels: [..., n*C, 1,
+    1].
     """
     every = values.unsqueeze(-1).expand(*values.shape, num_channels).flatten(-2)
     return every[(..., *[None] * axes)]

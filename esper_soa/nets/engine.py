@@ -1,7 +1,4 @@
-"""The protocol of engines, which train and validate N networks, and its records.
-
-The torch engine defines the results; the others are tested against it.
-"""
+"""The protocol of engines, which train and validate N networks, and its records."""
 
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -77,9 +74,9 @@ class Sizes(NamedTuple):
 
 
 class Engine(Protocol[Active]):
-    """Trains and validates N networks, whose weights are its caller's.
-
-    What `claim_` gives is for `train_` and `validate` of this engine in the same env-step.
+    """Trains and validates N networks, whose weights are its caller's; every engine is tested
+    against the one in torch. What `claim_` gives is for `train_` and `validate` in the same
+    env-step.
     """
 
     @property

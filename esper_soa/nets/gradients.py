@@ -1,7 +1,4 @@
-"""What gradients of seeds say: norm, what vanishes or explodes, and size beside the host's.
-
-Measured by the engines every few batches; the function here is the meaning, kernels do the same.
-"""
+"""What gradients of seeds say beside the host's, as engines and their kernels measure it."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,5 @@
-"""Engines that read on the host which seeds run, and do a pass over N envs in pieces.
-
-Chunks of envs, or jobs, are done side by side by workers; the pieces make one report.
+"""Engines that read on the host which seeds run, and do a pass over N envs in pieces: chunks of
+envs, or jobs, are done side by side by workers and make one report.
 """
 
 from abc import ABC, abstractmethod
@@ -43,9 +42,8 @@ class Pass(NamedTuple, Generic[Feed]):
 
 @dataclass(frozen=True)
 class PieceEngine(ABC):
-    """See nets/engine.py for what it does; subclasses say what is done with a piece.
-
-    What they give for that may run for different envs at the same time.
+    """See nets/engine.py for what it does; subclasses say what is done with a piece, for different
+    envs perhaps at the same time.
     """
 
     chosen: EngineChoice

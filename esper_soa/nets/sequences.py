@@ -62,9 +62,8 @@ def causal_attention(rows: Tensor, heads: int, length: int, drops: Tensor | None
 
 
 def dropout_factors(keys: Tensor, site: int, shape: tuple[int, ...], rate: float) -> Tensor:
-    """Factors [n, *shape]: 0 with probability `rate`, else 1 / (1 - rate).
-
-    keys: int64 [n], streams of a batch. site: number of the place in the network.
+    """Factors [n, *shape], by streams `keys` (int64 [n]) of a batch, at place number `site` of the
+    network: 0 with probability `rate`, else 1 / (1 - rate).
     """
     counters = torch.arange(torch.Size(shape).numel(), device=keys.device)
     mask = streams.uniform(streams.fold(keys, site)[:, None], counters) >= rate

@@ -1,8 +1,4 @@
-"""How rows of parameters move: rates of an env-step, clipping, SGD with momentum or AdamW, row by
-row.
-
-Given to the engines by the task (config.py); the function here is the meaning, kernels do the same.
-"""
+"""How rows of parameters move: rates, clipping, SGD with momentum or AdamW; kernels do the same."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -46,9 +42,8 @@ class Rules(NamedTuple):
 def rules_of(
     task: TaskConfig, lr_factor: float = 1.0, values: Mapping[str, Tensor] = MappingProxyType({})
 ) -> Rules:
-    """Rules of an env-step, with rates times `lr_factor`.
-
-    values: float64 [N] by dotted name of what differs by env. SettingError where one is missing.
+    """Rules of an env-step, with rates times `lr_factor`; values: float64 [N] by dotted name of
+    what differs by env. SettingError where one is missing.
     """
 
     def of(name: str) -> float | Tensor:
@@ -61,9 +56,7 @@ def rules_of(
 
 
 def state_width(optimizer: str, width: int) -> int:
-    """Numbers that the optimizer keeps for rows of so many parameters: their momentum; AdamW keeps
-    two moments and the number of updates.
-    """
+    """Numbers kept for rows of so many parameters: momentum; of AdamW two moments and a count."""
     return 2 * width + 1 if optimizer == "adamw" else width
 
 

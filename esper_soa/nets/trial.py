@@ -82,8 +82,7 @@ def try_engines(
     trial: Trial, exact: Maker, reference: str, makers: Mapping[str, Maker]
 ) -> list[TrialResult]:
     """Results of the engines of `makers`, that named `reference` first; exact: torch in float32.
-
-    Raises UserError where the device is of no use any more after an engine has failed on it.
+    UserError where the device is of no use any more after an engine has failed on it.
     """
     workload = Workload(trial)
     expected: Results | str = "there are no envs"
@@ -112,9 +111,7 @@ def try_engines(
 
 
 def attempt(work: Callable[[], Outcome]) -> Outcome | str:
-    """What `work` gives, or in words what it raises, be it an engine, its compiler or the linker's
-    process; only what ends the program goes through.
-    """
+    """What `work` gives, or in words what it raises; only what ends the program goes through."""
     try:
         return work()
     except (KeyboardInterrupt, SystemExit):

@@ -154,9 +154,8 @@ def image_set(
     text: str,
     extra: bytes = b"",
 ) -> ImageSet:
-    """The training, validation and test part, on the CPU; their identity is of them and `extra`.
-
-    text: a clause that says where they are from.
+    """A set of three parts on the CPU, its identity of them and `extra`; text: a clause on their
+    origin.
     """
     arrays = [array for part in parts for array in part]
     digest = hashlib.sha256()

@@ -1,7 +1,5 @@
-"""Batches of images: crops cut from a bank of bytes that is resident on the device.
-
-Many envs are served at once, without a loop over them or a copy to the host. The samples of an env
-depend only on its own streams and on its number of earlier samples.
+"""Batches of images: crops cut from a bank of bytes that is resident on the device, for many envs
+at once, without a loop over them or a copy to the host.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
-"""Which samples of a source the envs draw, and in which order.
-
-The samples of an env depend on its own stream and on its number of earlier samples, not on other
-envs. Nothing here loops over envs or copies to the host.
+"""Which samples of a source the envs draw, and in which order: by their own streams and their
+numbers of earlier samples, whatever others do. Nothing here loops over envs or copies to the host.
 """
 
 from functools import lru_cache
@@ -139,9 +137,8 @@ class Split(NamedTuple):
 
 
 def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate: int = 1) -> Split:
-    """Shares by the reference's rule: T = B * floor(D / (B N)).
-
-    SettingError where an env has no samples of its own, or no whole optimiser steps.
+    """Shares by the reference's rule, T = B * floor(D / (B N)); SettingError where that is too
+    little.
     """
     num_train = len(source.train_labels)
     num_val = len(source.val_labels)
@@ -165,10 +162,8 @@ def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate:
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
-    """Training samples int64 [N, T] of one env-step: one shuffled pass, of whose every B*N samples
-    env i takes chunk i.
-
-    key: int64 [1], shared by all envs; an env-step is one pass, the rest of the samples is dropped.
+    """Training samples int64 [N, T] of one env-step: of every B*N samples of one pass, shuffled by
+    the key int64 [1] of all envs, env i takes chunk i; the rest of the samples is dropped.
     """
     order = random_permutations(fold(key, pass_number), dataset_size)[0].long()
     shape = split.num_batches, split.num_envs, split.batch_size
@@ -176,10 +171,8 @@ def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split
 
 
 def split_validation_order(total: int, split: Split, device: torch.device | str = "cpu") -> Tensor:
-    """Validation samples int64 [N, val_samples]: every env has its own fixed ones, -1 where it has
-    one less than others.
-
-    Every B*N samples in their order are cut into N chunks as torch.tensor_split does.
+    """Validation samples int64 [N, val_samples]: own ones of every env, the same at every env-step,
+    as torch.tensor_split cuts every B*N samples in their order; -1 where an env has one less.
     """
     total_batch = split.batch_size * split.num_envs
     full_batches, rest = divmod(total, total_batch)

@@ -212,9 +212,7 @@ def _refuse(error: OSError, file: Path | None = None) -> None:
 
 
 def read_bytes(files: Sequence[Path]) -> np.ndarray:
-    """The bytes of the files uint8 [M], one file behind the other, a single one as it lies on the
-    disk. DataError for what is no UTF-8.
-    """
+    """The bytes uint8 [M] of files, one behind the other, a single one as it lies on the disk."""
     for file in files:
         check_encoding(file)
     parts = [np.memmap(file, np.uint8, "c") for file in files if file.stat().st_size]

@@ -1,7 +1,4 @@
-"""What the extra `text` brings: tokens of a tokenizer of Hugging Face's, and TinyStories.
-
-Both are made once, and kept in the user's cache folder.
-"""
+"""What the extra `text` brings, kept in the user's cache folder: tokens of tokenizers, TinyStories."""
 
 import hashlib
 import io

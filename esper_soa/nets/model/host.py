@@ -1,7 +1,4 @@
-"""Hosts as chains of segments, n hosts at once: rows of numbers, training, validation.
-
-What a segment computes is its own business (segments.py); the last is the head, which knows losses.
-"""
+"""Hosts as chains of segments, n hosts at once: rows of numbers, training, validation."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -229,9 +226,8 @@ def _features(
 
 
 def activation_elements(shape: HostShape, inputs: int, rows: int = 1) -> int:
-    """Elements of the largest tensor of a forward pass, per network and sample.
-
-    inputs: elements of a sample. rows: alpha rows at the end, at most; each slot may double them.
+    """Elements of the largest tensor of a forward pass, per network and sample of so many `inputs`;
+    rows: alpha rows at the end, at most; each slot may double them.
     """
     current = 1
     largest = inputs

@@ -327,9 +327,7 @@ def _numbers(kind: str, arguments: dict) -> dict:
 
 def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     """What the user's part `kind` makes: a seed for `channels`, a host `segment` for `classes`, or
-    a layer of its arguments.
-
-    Raises ValueError.
+    a layer of its arguments; ValueError for others.
     """
     layers = _marked(kind, LAYER)
     if layers:
@@ -367,9 +365,8 @@ def _marked(kind: str, role: str) -> list[Callable[..., nn.Module]]:
 
 
 def network_of(spec: dict, tensors: Mapping[str, Tensor]) -> GrownNetwork:
-    """The network of a `spec` in eval mode, with `tensors` by name, which become its own.
-
-    Raises RuntimeError where these do not fit, and what GrownNetwork raises.
+    """The network of a `spec` in eval mode, with `tensors` by name, which become its own;
+    RuntimeError where these do not fit, and what GrownNetwork raises.
     """
     with torch.device("meta"):
         net = GrownNetwork(spec)

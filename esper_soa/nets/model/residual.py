@@ -12,8 +12,7 @@ from esper_soa.nets.model.parts import Parameter, Part, are_parts
 @dataclass(frozen=True)
 class Residual:
     """x + parts(x), of the parts that seeds are made of; C of widths are the channels of x.
-
-    Raises ValueError where that is no such tuple, or changes the number of channels.
+    ValueError where that is no such tuple, or changes the number of channels.
     """
 
     parts: tuple[Part, ...]

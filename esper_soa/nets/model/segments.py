@@ -29,9 +29,8 @@ class SlotFiller(Protocol):
         """False: the slot is a pass-through for all networks of this pass."""
 
     def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        """Activations after the slot, and after a 2x2 max pool where `pooled`.
-
-        May return more alpha rows along the batch axis than x has.
+        """Activations after the slot, and after a 2x2 max pool where `pooled`; of more alpha rows
+        along the batch axis than x has where the filler makes some.
         """
 
 

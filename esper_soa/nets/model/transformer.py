@@ -157,15 +157,12 @@ class Layers(segments.SlotBehind, segments.StatelessSegment):
 
 @dataclass(frozen=True)
 class TiedHead(segments.StatelessSegment):
-    """Logits [B, n, T, V]: layer norm, and products with the token embeddings.
-
-    For losses, at most `most` logits are in memory at the same time.
-    """
+    """Logits [B, n, T, V]: layer norm, and products with the token embeddings."""
 
     tokens: int  # V
     width: int  # D
     length: int  # T
-    most: int
+    most: int  # logits in memory at the same time, for losses
 
     kind = "tied_head"
     borrowed = (TOKENS,)

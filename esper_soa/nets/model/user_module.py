@@ -33,10 +33,7 @@ def make_module(make: Factory, size: int, seed: int) -> nn.Module:
 
 @lru_cache(maxsize=256)
 def skeleton(make: Factory, size: int, training: bool | None, thread: int) -> nn.Module:
-    """The module that a thread puts tensors into: a call changes it for its duration.
-
-    training: its mode, as it was made where None.
-    """
+    """The module that a thread puts tensors into during a call; training: its mode, None as made."""
     module = make_module(make, size, SKELETON_SEED)
     return module if training is None else module.train(training)
 
@@ -60,9 +57,8 @@ def initial_rows(
 def call_networks(
     module: nn.Module, values: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Output [B, n*C, ...] and buffers [n, ...] behind a call of n networks.
-
-    values: parameters with a leading [n] each; buffers: likewise; x [n, B, C, ...].
+    """Output [B, n*C, ...] and buffers [n, ...] behind a call of n networks on x [n, B, C, ...];
+    values: parameters with a leading [n] each; buffers: likewise.
     """
     names = [name for name, _ in module.named_parameters()]
     buffer_names = [name for name, _ in module.named_buffers()]

@@ -1,7 +1,5 @@
 """Blueprints and hosts of users' own, found by task.blueprints and task.host and looked at before
-anything is built of them; what a run's hosts are then.
-
-What they must be is told by the findings below; conformance.py looks closer.
+anything is built of them; lab/conformance.py looks closer.
 """
 
 import re
@@ -37,9 +35,8 @@ ADVICE = "(as Dropout does), which would not be those of an env's own stream: le
 
 
 def task_shape(task: TaskConfig, slots: Sequence[str]) -> hosts.HostShape:
-    """Hosts of the task with these slots, a user's own among them, and what can grow in them.
-
-    Raises SettingError where the settings name what is not there or cannot work.
+    """Hosts of the task with these slots and what can grow in them; SettingError where that cannot
+    be.
     """
     enabled = task_slots(task, slots)
     offered = task_blueprints(task.blueprints, enabled)
@@ -226,9 +223,7 @@ def _module_findings(module: nn.Module) -> Iterator[str]:
 
 
 def host_findings(host: hosts.Host, classes: int) -> tuple[str, ...]:
-    """What keeps hosts like this from being trained with so many classes, in words; ValueError for
-    segments that do not stand in a chain.
-    """
+    """What keeps hosts like this from being trained; ValueError for segments that are no chain."""
     if isinstance(host, UserHost):
         return _sequential_findings(host)
     shape = hosts.host_shape(TaskConfig(), (), host=host)

@@ -1,8 +1,4 @@
-"""Hosts of users that are an nn.Sequential: every child is a segment, the last one the head.
-
-A host is made by a factory that takes the number of classes; see user_module.py for how its modules
-are called for n networks at once.
-"""
+"""Hosts of users that are an nn.Sequential: every child is a segment, the last one the head."""
 
 import threading
 from dataclasses import dataclass, replace

@@ -138,9 +138,8 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor) -> None:
-    """Initialise the rows of newborn seeds and clear the momentum rows that must start afresh.
-
-    keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
+    """Initialise the rows of newborn seeds and clear the momentum rows that must start afresh, by
+    the streams `keys` (int64 [N]) of this env-step; every slot takes a sub-stream of its own.
     """
     for slot, spec in enumerate(shape.slots):
         pool = weights["seeds", spec.name]

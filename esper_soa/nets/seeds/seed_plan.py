@@ -1,7 +1,5 @@
 """The role of every running seed in a pass: active seeds, decoded once and grouped by equal work.
-
-Made once per training and validation pass by the engines; kernels of whole networks read the
-arrays, layers of n networks at once the groups.
+Kernels of whole networks read the arrays, layers of n networks at once the groups.
 """
 
 from collections.abc import Sequence
@@ -29,10 +27,8 @@ class SeedPlan(NamedTuple):
 
 
 def seed_plan(seeds: ActiveSeeds, running: np.ndarray, detached_stages: Sequence[int]) -> SeedPlan:
-    """The seeds of a pass.
-
-    running: `seeds.running` in training; in validation `seeds.visible`, those with an alpha above
-    0. detached_stages: those cut off from their host's graph.
+    """The seeds of a pass: `seeds.running` in training, in validation `seeds.visible`, with an
+    alpha above 0. detached_stages: those cut off from their host's graph.
     """
     through = seeds.stage == Stage.TRAINING
     blend = np.where(through, THROUGH, seeds.blend)

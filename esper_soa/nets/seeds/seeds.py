@@ -1,8 +1,4 @@
-"""Seeds at work in a chunk of networks: rows gathered, blended into the host, written back.
-
-Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates
-through its own filler.
-"""
+"""Seeds at work in a chunk of networks: rows gathered, blended into the host, written back."""
 
 from dataclasses import dataclass, replace
 

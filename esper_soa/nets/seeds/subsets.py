@@ -89,8 +89,7 @@ class Job(NamedTuple):
 
 
 def jobs_of(seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: int) -> list[Job]:
-    """Every env in one job of at most `size`, the most work first, so that workers end together.
-
+    """Every env in one job of at most `size`, the most work first, so that workers end together;
     order: all slots as the forward pass meets them.
     """
     num_slots = seeds.stage.shape[1]
