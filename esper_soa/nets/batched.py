@@ -48,13 +48,10 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     torch 2.13's CPU backward of a channels_last group norm crashes the process where the input
     needs no gradient, so such an input goes in as [B, n*C, H*W], which has no channels_last form.
     """
-    scale = weight.reshape(-1)
-    shift = bias.reshape(-1)
-    num_groups = weight.shape[0] * groups
+    own = weight.shape[0] * groups, weight.reshape(-1), bias.reshape(-1), NORM_EPS
     if torch.is_grad_enabled() and not x.requires_grad:
-        flat = F.group_norm(x.flatten(2), num_groups, scale, shift, NORM_EPS)
-        return flat.unflatten(2, x.shape[2:])
-    return F.group_norm(x, num_groups, scale, shift, NORM_EPS)
+        return F.group_norm(x.flatten(2), *own).unflatten(2, x.shape[2:])
+    return F.group_norm(x, *own)
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:

@@ -131,7 +131,7 @@ ENGINES = {  # by the names in config.ENGINES
 
 
 def choose_engine(setting: str, trial: Trial) -> Engine:
-    """The engine that compute.engine stands for; SettingError if the one that it names cannot run."""
+    """The engine that compute.engine stands for; SettingError if the one it names cannot run."""
     reason = "" if setting == "auto" else ENGINES[setting].obstacle(trial)
     if reason:
         message = f"{reason[0].upper()}{reason[1:]}."

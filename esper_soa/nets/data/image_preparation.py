@@ -54,12 +54,11 @@ def read_npz(
     packed = path.stat().st_size
     problem = f"{where}: {packed} bytes hold {count} images of {IMAGE_BYTES} bytes"
     check_ratio(problem, packed, count * IMAGE_BYTES)
-    images = prepare(parts, cfg, names)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    counts = images.source.rpartition(": ")[2]
-    source = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
-    return replace(images, name=one_line(Path(cfg.root).stem), source=source, file_sha256=sha256)
+    origin = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason})"
+    images = prepare(parts, cfg, names, origin)
+    return replace(images, name=one_line(Path(cfg.root).stem), file_sha256=sha256)
 
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
@@ -79,7 +78,9 @@ def _parts(path: Path, where: str) -> dict[str, LazyArray]:
     return parts
 
 
-def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str] = ()) -> ImageSet:
+def prepare(
+    parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str], origin: str
+) -> ImageSet:
     """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them.
 
     names: of the classes. Mean, deviation and the number of classes are part of what they are. The
@@ -119,8 +120,7 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
         f"{num_classes} classes" + (f": {', '.join(listed)}" if names else ""),
     )
     extra = repr(((mean, std), num_classes)).encode()
-    text = "own images from arrays, handed over"
-    result = image_set("images", (train, val, colors["test"]), (mean, std), text, extra)
+    result = image_set("images", (train, val, colors["test"]), (mean, std), origin, extra)
     return replace(result, num_classes=num_classes, class_names=tuple(names), notes=notes)
 
 

@@ -1,4 +1,4 @@
-"""What the extra `text` brings, kept in the user's cache folder: tokens of tokenizers, TinyStories."""
+"""What the extra `text` brings, kept in the user's cache folder: TinyStories, and tokens."""
 
 import hashlib
 import io

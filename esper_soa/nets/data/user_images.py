@@ -87,7 +87,8 @@ def images(
         if val is not None or val_labels is not None:
             named |= validation
         parts = [lazy_array(argument, _numpy(argument, value)) for argument, value in named.items()]
-        result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
+        origin = "own images from arrays, handed over"
+        result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names, origin)
     result = replace(result, name=name or result.name)
     LOGGER.info("data     %s", result)
     return result

@@ -1,5 +1,6 @@
 """The block of a host: convolution, batch norm, ReLU, slot r0c{i}, 2x2 max pool, slot r1c{i}."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -75,9 +76,8 @@ class ConvSegment:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Kernel of the convolution, scale and shift of its batch norm."""
-        shape = (self.channels, self.inputs, self.kernel, self.kernel)
-        kernel = SPREAD.tensor(shape, self.inputs * self.kernel**2)
-        return kernel, *norm_parameters(self.channels)
+        shape = self.channels, self.inputs, self.kernel, self.kernel
+        return SPREAD.tensor(shape, math.prod(shape[1:])), *norm_parameters(self.channels)
 
     @property
     def statistics(self) -> tuple[Parameter, ...]:

@@ -1,6 +1,5 @@
 """Heads: losses of classifiers; the package's own, a linear classifier of the mean of positions."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -9,30 +8,25 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.model import segments
 from esper_soa.nets.model.parts import Arguments, LayerSpec, Parameter, linear_parameters
+from esper_soa.nets.model.segments import Forward, Segment, Values
 
 MEAN_LINEAR = "mean_linear"
 
 
-class Classifier(ABC):
+class Classifier:
     """Part of a head with logits [B, n, classes] or [B, n, K, classes]: cross-entropy, argmax."""
-
-    @abstractmethod
-    def train(self, run: segments.Forward, values: segments.Values, x: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor: ...
 
     def loss_bytes(self, num_nets: int, batch: int) -> int:
         """0: too few to count."""
         return 0
 
     def train_loss(
-        self, run: segments.Forward, values: segments.Values, x: Tensor, labels: Tensor
+        self: Segment, run: Forward, values: Values, x: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
         return batched.loss(self.train(run, values, x).to(run.dtype), labels)
 
     def measure(
-        self, run: segments.Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
+        self: Segment, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
     ) -> tuple[Tensor, Tensor]:
         logits = self.infer(run, folded, x).to(run.dtype).unflatten(0, (-1, labels.shape[0]))
         logits, targets = batched.flatten_targets(logits, labels)
@@ -68,7 +62,7 @@ class MeanLinear(segments.StatelessSegment, Classifier):
     def products(self) -> int:
         return self.classes * self.input_shape[0]
 
-    def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         return batched.linear(batched.spatial_mean(x, folded[0].shape[0]), *folded)
 
     def plain_parts(self) -> list[segments.PlainPart]:

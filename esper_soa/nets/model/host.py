@@ -2,28 +2,20 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig
+from esper_soa.nets.model import segments
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints
 from esper_soa.nets.model.conv import ConvBlock
 from esper_soa.nets.model.head import MeanLinear
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.model.residual import Residual
-from esper_soa.nets.model.segments import (
-    FeatureShape,
-    Forward,
-    HeadSegment,
-    HostPart,
-    Segment,
-    SlotFiller,
-    SlotNumbers,
-    Values,
-)
+from esper_soa.nets.model.segments import FeatureShape, Forward, HeadSegment, Segment, Values
 from esper_soa.nets.model.transformer import Transformer
 
 HOST_PARTS = (ConvBlock, Residual)  # of which a user's tuple may be made
@@ -35,7 +27,7 @@ INDEXED = 2**31 - 1  # elements of a tensor that kernels of GPUs, which index wi
 class HostChain:
     """Segments in the order images meet them."""
 
-    parts: tuple[HostPart, ...]
+    parts: tuple[segments.HostPart, ...]
     classes: int
 
     @classmethod
@@ -45,14 +37,14 @@ class HostChain:
         blocks = tuple(ConvBlock(task.channels(i), task.kernel_size, task.pooled(i)) for i in count)
         return cls(blocks, task.num_classes)
 
-    def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
+    def segments(self, slots: segments.SlotNumbers) -> tuple[Segment, ...]:
         """The segments in their places; ValueError where one cannot stand there."""
         shape = IMAGE_SHAPE
-        segments = list[Segment]()
+        body = list[Segment]()
         for number, part in enumerate(self.parts):
-            segments.append(part.segment(number, shape, slots))
-            shape = segments[-1].output_shape
-        return *segments, MeanLinear(shape, self.classes)
+            body.append(part.segment(number, shape, slots))
+            shape = body[-1].output_shape
+        return *body, MeanLinear(shape, self.classes)
 
 
 @runtime_checkable
@@ -109,7 +101,7 @@ class HostShape(NamedTuple):
 class Host(Protocol):
     """Hosts as settings or a user describe them; static, as segments are. See InitialRows."""
 
-    def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
+    def segments(self, slots: segments.SlotNumbers) -> tuple[Segment, ...]:
         """The segments with their slots; the last gives the logits."""
 
 
@@ -131,15 +123,15 @@ def host_shape(
     take what the one before it gives.
     """
     host = HOSTS[task.host](task) if host is None else host
-    segments = host.segments({(spec.row, spec.block): index for index, spec in enumerate(slots)})
-    for number, (one, following) in enumerate(zip(segments[:-1], segments[1:], strict=True), 1):
+    chain = host.segments({(spec.row, spec.block): index for index, spec in enumerate(slots)})
+    for number, (one, following) in enumerate(pairwise(chain), 1):
         if one.output_shape != following.input_shape:
             shapes = f"{list(following.input_shape)}, not {list(one.output_shape)}"
             raise ValueError(f"segment {number} of the host takes features {shapes}")
-    parameters = Table(tuple(one for segment in segments for one in segment.parameters))
-    statistics = Table(tuple(one for segment in segments for one in segment.statistics))
+    parameters = Table(tuple(one for segment in chain for one in segment.parameters))
+    statistics = Table(tuple(one for segment in chain for one in segment.statistics))
     modules = host if isinstance(host, InitialRows) else None
-    return HostShape(segments, slots, parameters, statistics, blueprints, modules)
+    return HostShape(tuple(chain), slots, parameters, statistics, blueprints, modules)
 
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:
@@ -156,12 +148,12 @@ def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def split_values(
-    segments: Sequence[Segment], parameters: list[Tensor], statistics: list[Tensor]
+    chain: Sequence[Segment], parameters: list[Tensor], statistics: list[Tensor]
 ) -> Iterator[tuple[Segment, Values]]:
     """Every segment with its own tensors, and those that it borrows."""
     rest = iter(parameters)
     moving = iter(statistics)
-    for segment in segments:
+    for segment in chain:
         own = list(islice(rest, len(segment.parameters)))
         own += [parameters[place] for place in segment.borrowed]
         yield segment, Values(own, list(islice(moving, len(segment.statistics))))
@@ -172,7 +164,7 @@ def train_loss(
     parameters: list[Tensor],
     statistics: list[Tensor],
     batch: tuple[Tensor, Tensor],
-    filler: SlotFiller,
+    filler: segments.SlotFiller,
     noise: Callable[[], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and right answers int64, both [n], of inputs [B, n*C, ...] and labels [B, n, ...],
@@ -195,7 +187,7 @@ def fold_batch_norm(
 
 
 def evaluate_forward(
-    shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: SlotFiller
+    shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: segments.SlotFiller
 ) -> Tensor:
     """Logits [rows * B, n, classes] with running statistics; `filler` may multiply alpha rows."""
     run, x = _features(shape, folded, x, filler)
@@ -206,7 +198,7 @@ def evaluate_loss(
     shape: HostShape,
     folded: list[list[Tensor]],
     batch: tuple[Tensor, Tensor],
-    filler: SlotFiller,
+    filler: segments.SlotFiller,
     row: int,
 ) -> tuple[Tensor, Tensor]:
     """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n]; else as above."""
@@ -215,7 +207,7 @@ def evaluate_loss(
 
 
 def _features(
-    shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: SlotFiller
+    shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: segments.SlotFiller
 ) -> tuple[Forward, Tensor]:
     """The pass, and what goes into the head [rows * B, n*C, ...]."""
     like = next(one for own in folded for one in own)

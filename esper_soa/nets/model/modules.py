@@ -213,20 +213,13 @@ class Slot(nn.Module):
         return self.blend(x, self.seed(x))
 
 
-FIRST = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.ReLU)
-LAST = (nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear)
-KINDS: dict[str, type[nn.Module]] = {
-    **{kind.__name__: kind for kind in (*FIRST, *LAST)},
-    "SoftNorm": SoftNormModule,
-    "Squeeze": SqueezeModule,
-    "Excite": ExciteModule,
-    "Dense": DenseModule,
-    "CausalAttention": CausalAttentionModule,
-    "SoftLayerNorm": SoftLayerNormModule,
-    "TiedHead": TiedHeadModule,
-    "TransformerLayer": TransformerLayer,
-    "TokenEmbedding": TokenEmbedding,
-}
+LAYERS: tuple[type[nn.Module], ...] = (
+    *(nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.ReLU),
+    *(nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear),
+    *(SoftNormModule, SqueezeModule, ExciteModule, DenseModule, CausalAttentionModule),
+    *(SoftLayerNormModule, TiedHeadModule, TransformerLayer, TokenEmbedding),
+)
+KINDS = {kind.__name__.removesuffix("Module"): kind for kind in LAYERS}
 MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
 USER_ARGUMENTS = {"blueprint": ("channels",), "host": ("classes", "segment")}  # in a spec
 LAYER = "layer"  # the role of users' modules that are called with the arguments of the spec

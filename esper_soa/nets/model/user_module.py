@@ -33,7 +33,7 @@ def make_module(make: Factory, size: int, seed: int) -> nn.Module:
 
 @lru_cache(maxsize=256)
 def skeleton(make: Factory, size: int, training: bool | None, thread: int) -> nn.Module:
-    """The module that a thread puts tensors into during a call; training: its mode, None as made."""
+    """The module that a thread puts tensors into for a call; training: its mode, None: as made."""
     module = make_module(make, size, SKELETON_SEED)
     return module if training is None else module.train(training)
 

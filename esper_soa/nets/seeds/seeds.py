@@ -9,13 +9,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets import batched
-from esper_soa.nets.model.blueprints import (
-    GATE,
-    Architecture,
-    gate_table,
-    seed_forward,
-    seed_table,
-)
+from esper_soa.nets.model import blueprints
+from esper_soa.nets.model.blueprints import GATE, Architecture, gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, Group
@@ -67,7 +62,8 @@ class ActiveGroup:
     def output(self, inputs: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of the seeds."""
         table = seed_table(self.blueprint, self.channels)
-        return seed_forward(self.blueprint, table.unpack(self.params[:, : table.total]), inputs)
+        own = table.unpack(self.params[:, : table.total])
+        return blueprints.seed_forward(self.blueprint, own, inputs)
 
     def blend_in(self, host: Tensor) -> Tensor:
         """[B, m*C, H, W] of the group's networks after the slot."""
