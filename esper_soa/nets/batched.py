@@ -1,8 +1,6 @@
-"""Operations of n networks at once: activations [B, n*C, H, W] in channels_last memory, parameters
-with an axis [n].
-
-Convolutions of n networks are one grouped convolution, batch norms one batch norm over n*C
-channels, linear layers one batched matrix product.
+"""Operations of n networks at once, on activations [B, n*C, H, W] in channels_last memory, by
+parameters with an axis [n]: one grouped convolution, one batch norm over n*C channels, one batched
+matrix product.
 """
 
 import torch
@@ -55,9 +53,8 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
-    """x [B, n*C, H, W] -> [B, n, C]; a network's rounding does not depend on the other networks.
-
-    Of sequences [B, n*C, T] it is the mean of the positions; of vectors [B, n*C] these themselves.
+    """Means [B, n, C] of the positions of x [B, n*C, H, W] or [B, n*C, T]; vectors [B, n*C] as they
+    are. A network's rounding does not depend on the other networks.
     """
     image = x[(..., *[None] * (4 - x.dim()))]
     return F.adaptive_avg_pool2d(image, 1).flatten(1).unflatten(1, (num_nets, -1))

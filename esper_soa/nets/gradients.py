@@ -11,9 +11,8 @@ TINY = 1e-8
 
 
 def gradient_statistics(host: Tensor, seed: Tensor, sizes: list[int]) -> dict[str, Tensor]:
-    """Fields of GradientStats of m networks from gradients [m, P]; `sizes` splits into tensors.
-
-    Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (of exploding tensors), within [0, 1].
+    """Fields of GradientStats of m networks from gradients [m, P] of tensors of `sizes`. Health is
+    1 - 0.5 (share of vanishing tensors) - 0.8 (of exploding tensors), within [0, 1].
     """
     parts = seed.split(sizes, dim=1)
     each = [torch.linalg.vector_norm(part, dim=1, dtype=STATE_FLOAT) for part in parts]

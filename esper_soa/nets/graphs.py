@@ -233,10 +233,9 @@ class Replay(NamedTuple):
 
 
 def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
-    """What compute.cuda_graphs stands for on `device`.
-
-    `auto` replays on a GPU what can be repeated, and goes on without where a capture fails. Raises
-    SettingError for `on` where there is no CUDA.
+    """What compute.cuda_graphs stands for on `device`: `auto` replays on a GPU what can be
+    repeated, and goes on without where a capture fails; SettingError for `on` where there is no
+    CUDA.
     """
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         on = "" if setting == "off" else f" on {device.type}"

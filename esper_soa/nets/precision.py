@@ -1,7 +1,5 @@
 """Number formats of host training: 16 bits inside the networks, a loss scale per env for float16.
-
-Weights, running statistics, momentum, losses, gradients and everything after the networks stay in
-float32 or wider.
+Weights, running statistics, momentum, losses and gradients stay in float32 or wider.
 """
 
 from collections.abc import Sequence
@@ -79,10 +77,9 @@ def reset_loss_scales_(weights: TensorDict) -> None:
 
 
 class LossScales:
-    """Loss scales of the n envs of a chunk while they train: copies, returned by `write_back_`.
-
-    The rule is that of torch.amp.GradScaler, per env: an update whose gradient is not finite is
-    skipped and halves the scale; GROWTH_INTERVAL good ones in a row double it.
+    """Loss scales of the n envs of a chunk while they train: copies, returned by `write_back_`. As
+    in torch.amp.GradScaler, per env, an update whose gradient is not finite is skipped and halves
+    the scale; GROWTH_INTERVAL good ones in a row double it.
     """
 
     def __init__(self, weights: TensorDict, envs: Tensor) -> None:

@@ -118,9 +118,7 @@ class SummedTokenLoss(torch.autograd.Function):
 
 def logit_pieces(shape: tuple[int, ...], num_tokens: int, most: int) -> list[tuple[slice, slice]]:
     """Networks and rows of `shape` [n, R], of which at most `most` logits are made at once, at
-    least those of a row.
-
-    How rows are cut does not depend on the number of networks, and so do no results of one.
+    least those of a row. The cut of rows, and so results, do not depend on the number of networks.
     """
     num_nets, num_rows = shape
     rows = max(1, min(num_rows, most // num_tokens))

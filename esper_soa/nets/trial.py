@@ -236,10 +236,8 @@ class Workload:
 def alike(task: TaskConfig) -> TaskConfig:
     """The task with the first number of each setting that differs by env, for all of them."""
     task = copy(task)
-    for name in task.differing:
-        own = vars(task)
-        key = name.removeprefix(task.path)
-        own[key] = env_numbers(own[key])[0]
+    for key in (name.removeprefix(task.path) for name in task.differing):
+        vars(task)[key] = env_numbers(vars(task)[key])[0]
     return task
 
 

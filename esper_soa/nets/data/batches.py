@@ -24,10 +24,8 @@ class TrainingFeed(Protocol):
         """What the envs draw in it."""
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of batch `index` for `envs` (int64 [n]).
-
-        Inputs [B, n*C, ...] for samples of shape [C, ...], env by env. Labels int64 [B, n], or
-        [B, n, K] for samples with K targets.
+        """Inputs [B, n*C, ...] of samples [C, ...] and labels int64 [B, n], or [B, n, K] of samples
+        with K targets, of batch `index` for `envs` (int64 [n]), env by env.
         """
 
 

@@ -70,10 +70,8 @@ def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
-    """The image set that the settings ask for.
-
-    data.name=auto takes what data.root is, and then an unusable root is an error; with an empty
-    root it takes fashion32. Raises SettingError or DataError.
+    """The image set that the settings ask for: data.name=auto takes what data.root is, and then an
+    unusable root is an error, without a root fashion32. Raises SettingError or DataError.
     """
     if not cfg.root and cfg.name in ("cifar10", "npz"):
         expected = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"

@@ -99,12 +99,9 @@ class ImageSet:
 
     def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
         """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B]."""
-        images, labels = {
-            "train": (self.train_images, self.train_labels),
-            "validation": (self.val_images, self.val_labels),
-            "test": (self.test_images, self.test_labels),
-        }[part]
-        return images[places].permute(0, 3, 1, 2) / 255, labels[places]
+        name = "val" if part == "validation" else part
+        images, labels = (vars(self)[f"{name}_{kind}"][places] for kind in ("images", "labels"))
+        return images.permute(0, 3, 1, 2) / 255, labels
 
     def facts(self) -> dict[str, str]:
         record = origin(self)
@@ -196,11 +193,9 @@ def join_sets(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 def set_aside(train: Part, cfg: DataConfig) -> tuple[Part, Part]:
-    """`train` without its validation part, and that: the images that a fixed shuffle puts first,
-    as many as cfg.validation_images says. Both keep their order.
-
-    The choice depends on the numbers of images alone, so that all runs leave the same images out.
-    SettingError where nothing would be left to train on, or to validate on.
+    """`train` without its validation part, and that: the images that a fixed shuffle puts first, as
+    many as cfg.validation_images says, by their number alone, so that all runs leave the same out.
+    Both keep their order. SettingError where nothing would be left to train or to validate on.
     """
     images, labels = train
     total = len(labels)

@@ -52,10 +52,8 @@ def lazy_array(name: str, array: np.ndarray) -> LazyArray:
 def npz_arrays(
     path: Path, where: str, keys: tuple[str, ...]
 ) -> tuple[dict[str, LazyArray], list[str]]:
-    """Those of the arrays `keys` that the .npz file at `path` holds, by key, and the names of all.
-
-    where: what messages call the file. No values are read yet. Raises DataError for what is no file
-    or no plain array.
+    """The arrays `keys` that the .npz file at `path` holds, unread, by key, and the names of all.
+    DataError for what is no file or no plain array; where: what messages call the file.
     """
     with _data_errors(where):
         if path.exists() and not path.is_file():

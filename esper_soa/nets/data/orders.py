@@ -37,14 +37,12 @@ class SampleOrders:
 
     def draw(self, start: int, count: int) -> Tensor:
         """Training samples int64 [n, count] of envs that drew `start` before; may span passes."""
+        size = self.dataset_size
         parts = []
-        position = start
-        end = start + count
-        while position < end:
-            pass_number, first = divmod(position, self.dataset_size)
-            last = min(self.dataset_size, first + end - position)
-            parts.append(self._columns(pass_number, slice(first, last)))
-            position += last - first
+        for number in range(start // size, -(-(start + count) // size)):
+            first = max(0, start - number * size)
+            last = min(size, start + count - number * size)
+            parts.append(self._columns(number, slice(first, last)))
         return torch.cat(parts, dim=1).long()
 
     def _columns(self, pass_number: int, columns: slice) -> Tensor:
@@ -86,10 +84,8 @@ def permutation_values(keys: Tensor, places: Tensor, size: int) -> Tensor:
 def grid(size: int) -> tuple[int, int]:
     """(rows, columns) with fewest places to spare near a square, of those the nearest to one."""
     least = min(2, size // 2 + 1)  # with a single row nobody changes the order
-    shapes = [
-        (rows, -(-size // rows))
-        for rows in range(max(least, isqrt(size) // 2), max(least, isqrt(size)) + 1)
-    ]
+    counts = range(max(least, isqrt(size) // 2), max(least, isqrt(size)) + 1)
+    shapes = [(rows, -(-size // rows)) for rows in counts]
     return min(shapes, key=lambda shape: (shape[0] * shape[1], -shape[0]))
 
 
@@ -114,10 +110,9 @@ def validation_order(
 
 
 def members_of_share(order: Tensor, share: float | Tensor, seed: int, size: int) -> Tensor:
-    """Samples int64 [n, m] of a share of the `size` ones, by the draws `order` [n, m] from all.
-
-    share: in (0, 1], of all envs or float64 [n]; what it takes follows from the seed, and a larger
-    one takes it too. All of them are drawn as they are.
+    """Samples int64 [n, m] of a share, in (0, 1] or float64 [n], of the `size` ones, by the draws
+    `order` [n, m] from all. What it takes follows from the seed, and a larger share takes it too.
+    All of them are drawn as they are.
     """
     key = stream_keys(seed, DATA_SHARE, (), torch.zeros_like(order[:1, 0]))
     count = torch.as_tensor(share * size, device=order.device).round().clamp(min=1).long()

@@ -1,8 +1,6 @@
-"""Owned random streams: every random number is a hash of (seed, purpose, round, env, counter).
-
-A draw depends on nothing but its coordinates: not on N, not on chunking, not on what was drawn
-before, not on the device. So env i of N equals env i alone, and a resumed run continues the same
-streams without stored generator state.
+"""Owned random streams: every random number is a hash of (seed, purpose, round, env, counter), and
+depends on nothing else: not on N, chunking, what was drawn before, or the device. So env i of N
+equals env i alone, and a resumed run continues the same streams without stored generator state.
 """
 
 import torch

@@ -1,7 +1,5 @@
-"""Text as sequences of tokens, each of which is followed by the next: a batches.BatchSource.
-
-The training, validation and test part are stretches of one text, one behind the other. A sample is
-a window of T tokens; its targets are the tokens that come next.
+"""Text as windows of T tokens, whose targets are the tokens that come next: a batches.BatchSource.
+The training, validation and test part are stretches of one text, one behind the other.
 """
 
 import codecs

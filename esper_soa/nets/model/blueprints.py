@@ -23,9 +23,8 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 @dataclass(frozen=True)
 class Architecture:
-    """One blueprint. ValueError for parts that change the number of channels.
-
-    An nn.Module of a user's is a part that stands alone.
+    """One blueprint; ValueError for parts that change the number of channels, or that cannot be
+    together, as a user's nn.Module, which stands alone.
     """
 
     code: int  # in the env state and the action; those of the reference are below NUM_BLUEPRINTS

@@ -18,9 +18,8 @@ CONV_BLOCK = "conv_block"
 
 @dataclass(frozen=True)
 class ConvBlock:
-    """Same-padded convolution without bias, batch norm, ReLU, and a 2x2 max pool where `pool`.
-
-    Raises ValueError for numbers that no block has.
+    """Same-padded convolution without bias, batch norm, ReLU, and a 2x2 max pool where `pool`;
+    ValueError for numbers that no block has.
     """
 
     channels: int  # of its output

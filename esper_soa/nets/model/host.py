@@ -117,10 +117,9 @@ def host_shape(
     blueprints: Blueprints = BLUEPRINTS,
     host: Host | None = None,
 ) -> HostShape:
-    """Static description of the hosts of `task`: enabled `slots`, `blueprints` that can grow.
-
-    host: a user's in place of that of the settings. ValueError where one of its segments does not
-    take what the one before it gives.
+    """Static description of the hosts of `task`, or of a user's own `host`: enabled `slots`,
+    `blueprints` that can grow. ValueError for a segment that does not take what the one before it
+    gives.
     """
     host = HOSTS[task.host](task) if host is None else host
     chain = host.segments({(spec.row, spec.block): index for index, spec in enumerate(slots)})

@@ -259,11 +259,9 @@ class GrownNetwork(nn.Sequential):
 
     @torch.no_grad()
     def generate(self, prompt: str | Tensor, count: int, temperature: float = 1.0) -> str | Tensor:
-        """`prompt` with `count` more tokens, each drawn by torch's generator from what the network
-        says; the likeliest at a temperature of 0.
-
-        prompt: text, where tokens are bytes, or int64 [B, t]. ValueError for a network that does
-        not take tokens, and for an empty prompt.
+        """`prompt` (text, where tokens are bytes, or int64 [B, t]) with `count` more tokens, each
+        drawn by torch's generator from what the network says; the likeliest at a temperature of 0.
+        ValueError for a network that does not take tokens, and for an empty prompt.
         """
         inputs = self.spec["input"]
         words = isinstance(prompt, str)
@@ -344,10 +342,8 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
 
 
 def _marked(kind: str, role: str) -> list[Callable[..., nn.Module]]:
-    """What the decorator of this role has marked with the name of `kind`, `module:name`.
-
-    A file may say anything, so nothing is imported here, and nothing else is called. Raises
-    ValueError where the module is not imported.
+    """What the decorator of this role has marked with the name of `kind`, `module:name`. A file may
+    say anything, so nothing is imported or called; ValueError where the module is not imported.
     """
     place, _, name = kind.partition(":")
     if place not in sys.modules:

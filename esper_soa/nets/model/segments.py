@@ -72,10 +72,8 @@ class Values(NamedTuple):
 
 
 class Segment(Protocol):
-    """One segment of the hosts of a run: its shape, its numbers and what it computes.
-
-    Activations are [B, n*C, ...]; the last segment gives logits [B, n, classes]. Segments are
-    static: equal ones are equal and can be hashed.
+    """One segment of the hosts of a run, static and hashable: its shape, numbers and what it
+    computes. Activations are [B, n*C, ...]; the last segment gives logits [B, n, classes].
     """
 
     @property
@@ -131,10 +129,9 @@ class Segment(Protocol):
 
 
 class HeadSegment(Segment, Protocol):
-    """The last segment: what it is asked for are losses and right answers. Nothing else sees the
-    logits of a pass, so it may make them in pieces.
-
-    Labels: int64 [B, n], or [B, n, K] for K targets per sample.
+    """The last segment: it is asked for losses and right answers. Nothing else sees the logits of a
+    pass, so it may make them in pieces. Labels: int64 [B, n], or [B, n, K] for K targets per
+    sample.
     """
 
     def loss_bytes(self, num_nets: int, batch: int) -> int:

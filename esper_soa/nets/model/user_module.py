@@ -1,8 +1,6 @@
-"""nn.Modules of users, called for n networks at once; those that are seeds.
-
-A seed is made by a factory that takes the channels C of a slot. One object stands for the modules
-of all networks: torch.func calls it with the parameters and buffers of each, so it may keep nothing
-from call to call.
+"""nn.Modules of users, called for n networks at once; those that are seeds, of the channels C of a
+slot. One object stands for the modules of all networks: torch.func calls it with the parameters and
+buffers of each, so it may keep nothing from call to call.
 """
 
 import threading

@@ -19,9 +19,7 @@ from esper_soa.vocabulary import Blend
 
 class StraightThrough(torch.autograd.Function):
     """Hands the host's activations [B, n*C, ...] on as they are; backward, seeds [B, m*C, ...] of
-    `nets` get their whole gradient too.
-
-    This is h + (s - stop_gradient(s)) without reading seed values: the host cannot notice them.
+    `nets` get their whole gradient too: h + (s - stop_gradient(s)) without reading seed values.
     """
 
     @staticmethod
@@ -80,8 +78,8 @@ class ActiveGroup:
 
 
 def _columns(shape: HostShape, group: Group, width: int) -> list[slice]:
-    """Columns of the group's numbers in a row of so many: of seed and gate in a row of parameters,
-    in each part of what an optimizer keeps, and its count.
+    """Columns of the group's numbers in a row of so many: of seed and gate in each part, then a
+    count.
     """
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0

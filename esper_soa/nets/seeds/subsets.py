@@ -1,7 +1,6 @@
-"""Which subsets of blended seeds are validated, and how alpha rows part at the slots on the way.
-
-A host is a chain, so the subsets of seeds form a tree: what lies before the first slot that differs
-is computed once. Envs whose ablated slots agree are validated together.
+"""Which subsets of blended seeds are validated, and how alpha rows part at the slots on the way: a
+tree, as a host is a chain, of which what lies before the first slot that differs is computed once.
+Envs whose ablated slots agree are validated together.
 """
 
 from collections.abc import Sequence
