@@ -142,29 +142,20 @@ def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, key
     """
     for slot, spec in enumerate(shape.slots):
         pool = weights["seeds", spec.name]
+        dtype = pool["params"].dtype
         for code in np.unique(active_seeds.blueprint[active_seeds.newborn[:, slot], slot]):
+            kind = shape.blueprint(int(code))
+            if not kind.fits(spec):
+                message = f"{kind.name} takes {kind.topology}: slot {spec.name} has {spec.topology}"
+                raise ValueError(message)
             is_new = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
             rows = upload(np.flatnonzero(is_new), keys.device)
             multiply = upload(active_seeds.blend[is_new, slot] == Blend.MULTIPLY, keys.device)
-            fresh = _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool)
-            pool["params"].index_copy_(0, rows, fresh)
+            own = streams.fold(keys[rows], slot)
+            seed = initial_seeds(kind, spec.channels, streams.fold(own, 0), multiply, dtype)
+            gap = seed.new_zeros(len(seed), row_layout(shape, slot).seed - seed.shape[1])
+            gate = gate_table(spec.channels).initial(streams.fold(own, 1), dtype)
+            pool["params"].index_copy_(0, rows, torch.cat([seed, gap, gate], dim=1))
         cleared_rows = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
         if cleared_rows.size:
             pool["momentum"].index_fill_(0, upload(cleared_rows, keys.device), 0.0)
-
-
-def _newborn_rows(
-    shape: HostShape, slot: int, blueprint: int, keys: Tensor, multiply: Tensor, pool: TensorDict
-) -> Tensor:
-    """Whole rows [m, width]: the seed, zeros up to the gate, a fresh gate."""
-    spec = shape.slots[slot]
-    channels = spec.channels
-    layout = row_layout(shape, slot)
-    dtype = pool["params"].dtype
-    own = streams.fold(keys, slot)
-    kind = shape.blueprint(blueprint)
-    if not kind.fits(spec):
-        raise ValueError(f"{kind.name} takes {kind.topology}: slot {spec.name} has {spec.topology}")
-    seed = initial_seeds(kind, channels, streams.fold(own, 0), multiply, dtype)
-    gap = seed.new_zeros(seed.shape[0], layout.seed - seed.shape[1])
-    return torch.cat([seed, gap, gate_table(channels).initial(streams.fold(own, 1), dtype)], dim=1)
