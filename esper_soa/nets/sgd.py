@@ -71,19 +71,15 @@ def update_(params: Tensor, state: Tensor, grad: Tensor, rule: UpdateRule) -> No
         grad = torch.where(limited, clipped, grad) if isinstance(limited, Tensor) else clipped
     if rule.optimizer == "adamw":
         _adamw_(params, state, grad, rule)
-    else:
-        _sgd_(params, state, grad, rule)
-
-
-def _sgd_(params: Tensor, momentum: Tensor, grad: Tensor, rule: UpdateRule) -> None:
+        return
     decay = rule.weight_decay
     if isinstance(decay, Tensor):  # rounds as add with alpha does
         grad = torch.where(decay > 0, torch.addcmul(grad, params, decay.to(grad.dtype)), grad)
     elif decay > 0:
         grad = grad.add(params, alpha=decay)
-    momentum.mul_(like(rule.momentum, grad)).add_(grad)
+    state.mul_(like(rule.momentum, grad)).add_(grad)
     # not with alpha=lr, which rounds once less than a rate on the device can
-    params.sub_(momentum * like(rule.lr, grad))
+    params.sub_(state * like(rule.lr, grad))
 
 
 def like(value: float | Tensor, rows: Tensor) -> float | Tensor:

@@ -125,29 +125,24 @@ class Layers(segments.SlotBehind, segments.StatelessSegment):
         return self.count * self.length * (16 * self.width + dropped)
 
     def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        keys = run.noise() if run.noise and self.dropout else None
-        rows = sequences.rows_of(x, run.num_nets)
-        for place in range(self.count):
-            own = folded[place * TENSORS : (place + 1) * TENSORS]
-            rows = self._layer(keys, own, rows, 1 + PLACES * (self.first + place))
-        return run.fill(self.slot, sequences.features_of(rows, self.length))
-
-    def _layer(
-        self, keys: Tensor | None, parameters: list[Tensor], rows: Tensor, site: int
-    ) -> Tensor:
-        """Rows behind a layer; site: number of its first place that drops numbers by `keys`."""
         rate = self.dropout
-        norm, attend, project, norm2, hide, give = zip(*[iter(parameters)] * 2, strict=True)
-        dropped = None
-        if keys is not None:
-            shape = rows.shape[1] // self.length, self.heads, self.length, self.length
-            dropped = sequences.dropout_factors(keys, site, shape, rate)
-            dropped = dropped.flatten(0, 1).to(rows.dtype)
-        mixed = sequences.linear(sequences.layer_norm(rows, *norm), *attend)
-        mixed = sequences.causal_attention(mixed, self.heads, self.length, dropped)
-        rows = rows + drop(sequences.linear(mixed, *project), keys, site + 1, rate)
-        hidden = F.gelu(sequences.linear(sequences.layer_norm(rows, *norm2), *hide))
-        return rows + drop(sequences.linear(hidden, *give), keys, site + 2, rate)
+        keys = run.noise() if run.noise and rate else None
+        rows = sequences.rows_of(x, run.num_nets)
+        shape = rows.shape[1] // self.length, self.heads, self.length, self.length
+        for place in range(self.count):
+            own = iter(folded[place * TENSORS : (place + 1) * TENSORS])
+            norm, attend, project, norm2, hide, give = zip(own, own, strict=True)
+            site = 1 + PLACES * (self.first + place)
+            dropped = None
+            if keys is not None:
+                factors = sequences.dropout_factors(keys, site, shape, rate)
+                dropped = factors.flatten(0, 1).to(rows.dtype)
+            mixed = sequences.linear(sequences.layer_norm(rows, *norm), *attend)
+            mixed = sequences.causal_attention(mixed, self.heads, self.length, dropped)
+            rows = rows + drop(sequences.linear(mixed, *project), keys, site + 1, rate)
+            hidden = F.gelu(sequences.linear(sequences.layer_norm(rows, *norm2), *hide))
+            rows = rows + drop(sequences.linear(hidden, *give), keys, site + 2, rate)
+        return run.fill(self.slot, sequences.features_of(rows, self.length))
 
     def plain_parts(self) -> list[segments.PlainPart]:
         sizes = {"width": self.width, "heads": self.heads, "dropout": self.dropout, "eps": NORM_EPS}

@@ -44,9 +44,21 @@ def task_shape(task: TaskConfig, slots: Sequence[str]) -> hosts.HostShape:
 
 
 def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
-    """The run's slots, of its host, row-major; `names` in any order. Raises SettingError."""
+    """The run's slots, of its host, row-major; `names` in any order. Raises SettingError.
+
+    Of a user's host r0c{i} stands behind segment i, before its pool, r1c{i} behind its pool.
+    """
     host = task_host(task)
-    return sort_slots(task, list(names), None if host is None else _offered_slots(host))
+    if host is None:
+        return sort_slots(task, list(names), None)
+    *body, _ = host.segments({})
+    last = max(len(body) - 1, 1)
+    slots = []
+    for at, segment in enumerate(body):
+        for row, (channels, *axes) in enumerate(segment.slot_shapes):
+            size = axes[0] if axes else 0
+            slots.append(SlotSpec(f"r{row}c{at}", row, at, channels, size, at / last, len(axes)))
+    return sort_slots(task, list(names), tuple(sorted(slots, key=lambda spec: spec.row)))
 
 
 def task_host(task: TaskConfig) -> hosts.Host | None:
@@ -131,18 +143,6 @@ def _result_of(kind: str, part: registry.Part, name: str) -> object:
     if isinstance(result, nn.Module):
         raise ValueError(f"{kind} {name}: it gives a module, so it must be called with {argument}")
     return result
-
-
-def _offered_slots(host: hosts.Host) -> tuple[SlotSpec, ...]:
-    """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
-    *body, _ = host.segments({})
-    last = max(len(body) - 1, 1)
-    slots = []
-    for at, segment in enumerate(body):
-        for row, (channels, *axes) in enumerate(segment.slot_shapes):
-            size = axes[0] if axes else 0
-            slots.append(SlotSpec(f"r{row}c{at}", row, at, channels, size, at / last, len(axes)))
-    return tuple(sorted(slots, key=lambda spec: spec.row))
 
 
 # --- what keeps a part from being trained, in words
