@@ -37,12 +37,8 @@ class Kind(NamedTuple):
     tried_on: str  # kind of device on which `auto` tries it; "" = any
 
 
-def _cpu(module: str) -> ModuleType:
-    return import_module(f"esper_soa.nets.engines.cpu.{module}")
-
-
-def _gpu() -> ModuleType:
-    return import_module("esper_soa.nets.engines.gpu.support")
+def _part(name: str) -> ModuleType:
+    return import_module(f"esper_soa.nets.engines.{name}")
 
 
 def _blueprints(trial: Trial) -> list[str]:
@@ -69,12 +65,12 @@ def _native(trial: Trial) -> EngineChoice:
     nets = trial.nets
     sequences = _takes_sequences(trial)
     if sequences:
-        reason = _cpu("sequences").obstacle(nets.shape)
+        reason = _part("cpu.sequences").obstacle(nets.shape)
     else:
         own = nets.task.host_name, nets.shape, _blueprints(trial)
-        reason = _kernel_obstacle(trial) or _cpu("engine").obstacle(*own)
+        reason = _kernel_obstacle(trial) or _part("cpu.engine").obstacle(*own)
     wanted = trial.device, TorchEngine(), nets.precision, reason, sequences
-    return cast(EngineChoice, _cpu("proof").choose_native(*wanted))
+    return cast(EngineChoice, _part("cpu.proof").choose_native(*wanted))
 
 
 def _native_obstacle(trial: Trial) -> str:
@@ -84,11 +80,11 @@ def _native_obstacle(trial: Trial) -> str:
 
 def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
-    support = _gpu()
+    support = _part("gpu.support")
     reason: str = _kernel_obstacle(trial) or support.unavailable_reason(trial.device)
     if reason:
         return reason
-    shared = import_module("esper_soa.nets.engines.gpu.tile_sizes").shared_limit(trial.device)
+    shared = _part("gpu.tile_sizes").shared_limit(trial.device)
     work = nets.precision, trial.sizes.batch_size, shared
     reason = support.obstacle(nets.shape, _blueprints(trial), *work)
     return reason or _memory_obstacle(trial)
@@ -99,7 +95,7 @@ def _memory_obstacle(trial: Trial) -> str:
     room = trial.room()
     if room is None:
         return ""
-    engine: Engine = _gpu().load_engine(StepCache(capture=False), EngineChoice(False, "planned"))
+    engine = _triton(trial, EngineChoice(False, "planned"), capture=False)
     kept = engine.persistent_bytes(trial.nets, trial.sizes, trial.device)
     left = f"{max(room, 0) / GIB:.1f} GiB are free beside the rest of the run"
     remedy = "lower envs, batch_size or task.base_channels"
@@ -114,12 +110,13 @@ def _graphs_obstacle(trial: Trial) -> str:
 
 def _native_engine(trial: Trial, choice: EngineChoice) -> Engine:
     if _takes_sequences(trial):
-        return cast(Engine, _cpu("sequences").SequenceEngine(choice, TorchEngine()))
-    return cast(Engine, _cpu("engine").CpuEngine(choice))
+        return cast(Engine, _part("cpu.sequences").SequenceEngine(choice, TorchEngine()))
+    return cast(Engine, _part("cpu.engine").CpuEngine(choice))
 
 
 def _triton(trial: Trial, choice: EngineChoice, capture: bool) -> Engine:
-    return cast(Engine, _gpu().load_engine(StepCache(capture, device=trial.device), choice))
+    steps = StepCache(capture, device=trial.device)
+    return cast(Engine, _part("gpu.support").load_engine(steps, choice))
 
 
 ENGINES = {  # by the names in config.ENGINES

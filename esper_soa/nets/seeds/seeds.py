@@ -129,29 +129,22 @@ class SeedFiller:
         return any(active.group.slot == slot for active in self.actives)
 
     def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        here = [active for active in self.actives if active.group.slot == slot]
-        if len(here) == 1 and here[0].group.nets is None and here[0].group.blend != THROUGH:
-            x = here[0].blend_in(x)
-        else:
-            x = self._with_seeds(here, x)
-        return F.max_pool2d(x, 2) if pooled else x
-
-    def _with_seeds(self, here: list[ActiveGroup], x: Tensor) -> Tensor:
         values = []
         nets = []
-        for active in here:
+        for active in (one for one in self.actives if one.group.slot == slot):
             group = active.group
             features = batched.select_nets(x, group.nets, self.num_nets)
             if group.blend == THROUGH:
                 seed = active.output(features.detach() if group.detached else features)
                 x = StraightThrough.apply(x, seed, group.nets, self.num_nets)
-                continue
-            values.append(active.blend_in(features))
-            nets.append(group.nets)
-        if not values:
-            return x
-        places = torch.cat([net for net in nets if net is not None])
-        return batched.put_nets(x, places, self.num_nets, torch.cat(values, dim=1))
+            elif group.nets is None:  # no other group stands in the slot
+                x = active.blend_in(x)
+            else:
+                values.append(active.blend_in(features))
+                nets.append(group.nets)
+        if values:
+            x = batched.put_nets(x, torch.cat(nets), self.num_nets, torch.cat(values, dim=1))
+        return F.max_pool2d(x, 2) if pooled else x
 
 
 class TrainingSeeds(SeedFiller):
