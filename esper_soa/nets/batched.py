@@ -1,6 +1,5 @@
 """Operations of n networks at once, on activations [B, n*C, H, W] in channels_last memory, by
-parameters with an axis [n]: one grouped convolution, one batch norm over n*C channels, one batched
-matrix product.
+parameters with an axis [n]: a grouped convolution, a batch norm of n*C channels, a batched product.
 """
 
 import torch
@@ -80,9 +79,7 @@ def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def per_channel(values: Tensor, num_channels: int, axes: int = 2) -> Tensor:
-    """Numbers per network [..., n] for activations with so many axes behind channels: [..., n*C, 1,
-    1].
-    """
+    """Numbers per network [..., n] for activations with `axes` behind C: [..., n*C, 1, 1]."""
     every = values.unsqueeze(-1).expand(*values.shape, num_channels).flatten(-2)
     return every[(..., *[None] * axes)]
 

@@ -1,9 +1,8 @@
 """Chooses the engine of a run, from its settings, device and hosts: the only file that knows them.
 An engine is imported where it may be chosen.
 
-What was chosen is an object that the rules of the run hold: two runs of a process may differ. On a
-CPU the native kernels are taken wherever they are proven, without a timing. On a GPU engines are
-tried (trial.py).
+What was chosen is an object that the rules of the run hold. On a CPU the native kernels are taken
+wherever they are proven, without a timing; on a GPU engines are tried (trial.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -115,7 +114,7 @@ def _native_engine(trial: Trial, choice: EngineChoice) -> Engine:
 
 
 def _triton(trial: Trial, choice: EngineChoice, capture: bool) -> Engine:
-    steps = StepCache(capture, device=trial.device)
+    steps: StepCache = StepCache(capture, device=trial.device)
     return cast(Engine, _part("gpu.support").load_engine(steps, choice))
 
 

@@ -74,9 +74,8 @@ class Sizes(NamedTuple):
 
 
 class Engine(Protocol[Active]):
-    """Trains and validates N networks, whose weights are its caller's; every engine is tested
-    against the one in torch. What `claim_` gives is for `train_` and `validate` in the same
-    env-step.
+    """Trains and validates N networks, whose weights are its caller's; the torch engine says what
+    is right. What `claim_` gives is for `train_` and `validate` of the same env-step.
     """
 
     @property
@@ -110,8 +109,7 @@ class Engine(Protocol[Active]):
         An optimiser step follows every nets.accumulate batches, of which num_batches is a multiple:
         clipping, weight decay, momentum and gradient statistics see the mean of their gradients.
         Batch norm normalises every batch by itself, and moves its running statistics with each.
-        rules: how hosts and seeds move at this env-step; those of nets.task where it has one for
-        all.
+        rules: how hosts and seeds move at this env-step; those of nets.task where None.
         """
 
     def validate(

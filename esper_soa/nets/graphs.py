@@ -193,9 +193,9 @@ def captured_call(
 ) -> Result:
     """function(*inputs) as a kept step; what it gives is a copy.
 
-    Inputs and results are nested tensors, records of tensors included. Whatever else decides the
-    function's work, beside the shapes of its inputs, has to be in `name`; tensors that it
-    changes keep their addresses.
+    Inputs and results are nested tensors, or records of them. What else decides the function's
+    work, beside the shapes of its inputs, has to be in `name`; tensors that it changes stay in
+    place.
     """
     leaves, spec = tree_flatten(inputs)
     key = (name, *(None if leaf is None else leaf.shape for leaf in leaves))
@@ -234,8 +234,7 @@ class Replay(NamedTuple):
 
 def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
     """What compute.cuda_graphs stands for on `device`: `auto` replays on a GPU what can be
-    repeated, and goes on without where a capture fails; SettingError for `on` where there is no
-    CUDA.
+    repeated, and goes on without where a capture fails; SettingError for `on` without CUDA.
     """
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         on = "" if setting == "off" else f" on {device.type}"

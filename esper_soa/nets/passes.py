@@ -42,9 +42,7 @@ class Pass(NamedTuple, Generic[Feed]):
 
 @dataclass(frozen=True)
 class PieceEngine(ABC):
-    """See nets/engine.py for what it does; subclasses say what is done with a piece, for different
-    envs perhaps at the same time.
-    """
+    """See nets/engine.py; subclasses do the pieces, of different envs at the same time."""
 
     chosen: EngineChoice
 

@@ -111,9 +111,7 @@ def of_nets(values: Tensor, nets: Tensor | None) -> Tensor:
 
 
 def all_finite(grads: Sequence[Tensor], places: Sequence[Tensor | None]) -> Tensor:
-    """bool [n]: all gradients [m, P] of a network are finite; places: their networks, int64 [m];
-    None = all, as of the first.
-    """
+    """bool [n]: all gradients [m, P] of a network are finite; places: int64 [m], None: all."""
     broken = ~grads[0].isfinite().all(1)
     for grad, nets in zip(grads[1:], places[1:], strict=True):
         wrong = ~grad.isfinite().all(1)

@@ -34,12 +34,11 @@ Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [M, 32, 32, 3], labels int
 
 
 def read_cifar10(root: str) -> tuple[Batch, Batch, Path]:
-    """All images of the five training batches, in order, those of the test batch, and the folder or
-    archive that was read.
+    """Images of the five training batches, in order, and of the test batch, and the place of them
+    all.
 
     root: the folder of the batches, a folder that holds one of PLACES, or an archive. Batches may
-    have any number of images. Raises DataError where something is missing, broken, exchanged or not
-    trusted.
+    have any size. DataError where something is missing, broken, exchanged or not trusted.
     """
     path = user_path("data.root", root)
     try:

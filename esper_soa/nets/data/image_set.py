@@ -151,9 +151,7 @@ def image_set(
     text: str,
     extra: bytes = b"",
 ) -> ImageSet:
-    """A set of three parts on the CPU, its identity of them and `extra`; text: a clause on their
-    origin.
-    """
+    """A set of three parts on the CPU, its identity of them and `extra`; text: their origin."""
     arrays = [array for part in parts for array in part]
     digest = hashlib.sha256()
     for array in arrays:

@@ -69,8 +69,7 @@ def permutation_values(keys: Tensor, places: Tensor, size: int) -> Tensor:
 
     Both coordinates of the grid are moved in turn by what the other and the key say (Luby and
     Rackoff 1988); who ends on one of the spare places is moved on until it does not (Black and
-    Rogaway 2002). As no more can be in a row than there are, that is a fixed amount of work, which
-    no host has to ask about.
+    Rogaway 2002). As no more can be in a row than there are, that is a fixed amount of work.
     """
     rows, columns = grid(size)
     round_keys = [fold(keys, number)[:, None] for number in range(ROUNDS)]
@@ -132,9 +131,7 @@ class Split(NamedTuple):
 
 
 def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate: int = 1) -> Split:
-    """Shares by the reference's rule, T = B * floor(D / (B N)); SettingError where that is too
-    little.
-    """
+    """Shares by the reference's rule, T = B * floor(D / (B N)); SettingError if too small."""
     num_train = len(source.train_labels)
     num_val = len(source.val_labels)
     samples = source.spec.name

@@ -117,8 +117,8 @@ def host_shape(
     blueprints: Blueprints = BLUEPRINTS,
     host: Host | None = None,
 ) -> HostShape:
-    """Static description of the hosts of `task`, or of a user's own `host`: enabled `slots`,
-    `blueprints` that can grow. ValueError for a segment that does not take what the one before it
+    """Static description of the hosts of `task`, or of a user's `host`: enabled `slots`,
+    `blueprints` that can grow. ValueError for a segment that does not take what the one before
     gives.
     """
     host = HOSTS[task.host](task) if host is None else host

@@ -1,5 +1,4 @@
-"""Grown networks as plain torch modules, made from a description: standard layers in the order of
-the forward pass.
+"""Grown networks as plain torch modules, by a description: layers in order of the forward pass.
 
 Imports torch alone: the export of a network as code is a copy of this file, with its description
 and its weights below. grown/build.py makes descriptions from hosts and their seeds.

@@ -130,8 +130,7 @@ class Segment(Protocol):
 
 class HeadSegment(Segment, Protocol):
     """The last segment: it is asked for losses and right answers. Nothing else sees the logits of a
-    pass, so it may make them in pieces. Labels: int64 [B, n], or [B, n, K] for K targets per
-    sample.
+    pass, so it may make them in pieces. Labels: int64 [B, n], or [B, n, K] for K targets.
     """
 
     def loss_bytes(self, num_nets: int, batch: int) -> int:

@@ -118,8 +118,7 @@ class Layers(segments.SlotBehind, segments.StatelessSegment):
     @property
     def activations(self) -> int:
         """Of each layer 16 D: norms 2, queries, keys, values 3, attention 2, MLP 9. With dropout
-        what its two places take in and multiply by, and of the attention weights the same and what
-        comes of it.
+        what its two places take in and multiply by; of attention weights that and what comes of it.
         """
         dropped = (4 * self.width + 3 * self.heads * self.length) * (self.dropout > 0)
         return self.count * self.length * (16 * self.width + dropped)

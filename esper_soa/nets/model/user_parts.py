@@ -35,9 +35,7 @@ ADVICE = "(as Dropout does), which would not be those of an env's own stream: le
 
 
 def task_shape(task: TaskConfig, slots: Sequence[str]) -> hosts.HostShape:
-    """Hosts of the task with these slots and what can grow in them; SettingError where that cannot
-    be.
-    """
+    """Hosts of the task with these slots and what can grow there; SettingError if it cannot."""
     enabled = task_slots(task, slots)
     offered = task_blueprints(task.blueprints, enabled)
     return hosts.host_shape(task, enabled, offered, task_host(task))

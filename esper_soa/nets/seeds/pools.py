@@ -108,8 +108,7 @@ def slot_seeds(
     slots: Slots, ramp: Ramp, ablate_fossils: bool, over: Tensor | None = None
 ) -> SlotSeeds:
     """The seeds of an env state; ablate_fossils: fossils take part in subset rows too, as rewards
-    that pay drip need it; over: bool [N], envs that are left out, of which no row runs; None =
-    none.
+    that pay drip need it; over: bool [N], envs that are left out, of which no row runs.
     """
     running = slots.running
     visible = running & (slots.alpha > 0)
