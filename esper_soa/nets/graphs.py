@@ -163,29 +163,25 @@ class StepCache(Generic[Step]):
         return key in self._cached
 
     def _advance_(self, entry: _CachedStep[Step], variant: int) -> None:
+        done = "replayed"
+        step = partial(entry.step.step_, variant)
+        if self._recorder and variant not in entry.graphs and entry.runs[variant] >= WARM_UPS:
+            done = "captured"
+            try:  # what is recorded is not done
+                entry.graphs[variant] = self._recorder.recorded(step)
+            except Exception as error:  # noqa: BLE001 (whatever compilers or the driver raise)
+                if not self.part:
+                    raise
+                reason = error_text(error)
+                LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, reason)
+                self._recorder = None
         if variant in entry.graphs:
             entry.graphs[variant].replay()
-            self.counts["replayed"] += 1
-        elif entry.runs[variant] >= WARM_UPS and self._capture_(entry, variant):
-            self.counts["captured"] += 1
-            entry.graphs[variant].replay()
         else:
-            entry.step.step_(variant)
+            done = "plain"
+            step()
             entry.runs[variant] += 1
-            self.counts["plain"] += 1
-
-    def _capture_(self, entry: _CachedStep[Step], variant: int) -> bool:
-        """Whether the step could be captured; what was to be recorded has not been done."""
-        if self._recorder is None:
-            return False
-        try:
-            entry.graphs[variant] = self._recorder.recorded(partial(entry.step.step_, variant))
-        except Exception as error:  # noqa: BLE001 (whatever compilers or the driver raise)
-            if not self.part:
-                raise
-            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, error_text(error))
-            self._recorder = None
-        return variant in entry.graphs
+        self.counts[done] += 1
 
 
 def captured_call(

@@ -2,8 +2,8 @@
 
 A seed maps features of C channels to features of the same shape; everything else follows from its
 entry here. Deliberate difference from the reference: where a zero initialisation would give a seed
-zero gradients for ever (conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), that of
-torch stands.
+zero gradients for ever (conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), the default
+initialisation stands.
 """
 
 from collections.abc import Callable

@@ -55,8 +55,8 @@ def restore_where_(
 
     fossil: bool [N, S], slots that hold one. A fossil younger than the snapshot stays as it is,
     except where weights are `broken` (bool [N]): there it goes back to what it was when it became
-    one, as its own may be NaN. Other seeds do not outlive a rollback; their rows become zero, which
-    is finite.
+    one, as its own may be NaN. Other seeds do not outlive a rollback; their rows become zero, so
+    that sleeping rows stay finite.
     """
     if known_false(where):
         return
