@@ -124,7 +124,7 @@ class Run:
     def write_records(self) -> None:
         """Write versions.json, and what else the folder of each of several tasks begins with."""
         for task in self.tasks.values():
-            task.files.write_records(task.place, task.world)
+            task.files.write_records(task.place)
         if self.cfg.worlds:
             facts = {name: world_facts(task.world) for name, task in self.tasks.items()}
             with self.session.write_errors.attempt(self.folder.versions.name):
@@ -147,12 +147,6 @@ class Run:
             "learner": state,
         }
 
-    def close_files(self) -> None:
-        """Close the recorders and the files of lines, once all rounds are played."""
-        with ExitStack() as stack:
-            for task in self.tasks.values():
-                stack.callback(task.files.close)
-
     def save_best(self, results: Sequence[RoundResult]) -> None:
         """Save the policy, before its update, where its round has the best mean over tasks."""
         accuracy = fmean(math.fsum(one.accuracies) / len(one.accuracies) for one in results)
@@ -168,8 +162,9 @@ class Run:
         every = self.cfg.checkpoint_every
         due = bool(every) and number % every == 0
         for task, result in zip(self.tasks.values(), results, strict=True):
-            every_host = due or number == self.cfg.rounds
-            task.files.save_networks(result.hosts, number, every_host)
+            task.files.save_best(result.hosts, number)
+            if due or number == self.cfg.rounds:
+                task.files.save_hosts(result.hosts, number)
         if due:
             self.save()
         for task in self.tasks.values():
@@ -191,7 +186,7 @@ class Run:
                 old.unlink(missing_ok=True)
             oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
             for task in self.tasks.values():
-                task.files.networks.remove_old_files(oldest)
+                task.files.remove_old_networks(oldest)
 
     def handle_signals(self) -> None:
         """Do what signals ask for, between two env-steps; raises Interrupted to stop.

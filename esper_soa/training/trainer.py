@@ -38,7 +38,8 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
     """
     tasks = run.tasks.values()
     with memory_errors(errors.RunMemoryError), progress_bar(run) as progress, ExitStack() as files:
-        files.callback(run.close_files)
+        for task in tasks:
+            files.callback(task.files.close)
         for task in tasks:
             for callback in task.callbacks:
                 callback.on_run_start(task)
@@ -69,7 +70,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             yield number + 1
         run.save()
         for task in tasks:
-            task.files.networks.measure_best()
+            task.files.measure_best()
             task.play_control(progress)
             for callback in task.callbacks:
                 task.lost |= callback.finish()

@@ -18,11 +18,11 @@ from esper_soa.runtime.files import IncompleteError
 from esper_soa.runtime.ranks import ALONE
 from esper_soa.runtime.versions import package_versions
 from esper_soa.state import STATE_FLOAT
-from esper_soa.training import network_files, task_run
+from esper_soa.training import task_files, task_run
 from esper_soa.training.build import build_world
-from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.run_folder import RunFolder, rounds_of
 from esper_soa.training.session import Session
+from esper_soa.training.task_files import TaskFiles
 from esper_soa.vocabulary import Stage
 
 ROUNDS = 4
@@ -159,9 +159,9 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
     assert "the best host so far is not there" not in folder.log.read_text()
 
 
-def files_of(folder: RunFolder) -> NetworkFiles:
+def files_of(folder: RunFolder) -> TaskFiles:
     """What writes the networks of a run there."""
-    return NetworkFiles(settings(), Session(folder, 0), build_world(settings(), CPU), ALONE)
+    return TaskFiles(settings(), Session(folder, 0), build_world(settings(), CPU), ALONE)
 
 
 def test_a_damaged_best_host_is_passed_over_with_a_warning(
@@ -207,7 +207,7 @@ def test_they_are_there_before_the_control_plays(
 def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = network_files.save
+    plain = task_files.save
     calls = []
 
     def failing(net: object, path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
             raise OSError(28, "No space left on device")
         plain(net, path)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(network_files, "save", failing)
+    monkeypatch.setattr(task_files, "save", failing)
     folder = fresh(settings(rounds=2), tmp_path)
     assert len(calls) == 3  # the last with its test accuracy
     told = "networks/best could not be written (No space left on device); the run goes on"
@@ -231,7 +231,7 @@ def test_hosts_that_cannot_be_written_are_named_at_the_end(
     def failing(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(network_files, "save_hosts", failing)
+    monkeypatch.setattr(task_files, "save_hosts", failing)
     with pytest.raises(
         IncompleteError, match=r"networks/hosts could not be written \(No space left on device\)"
     ):
