@@ -19,7 +19,7 @@ from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import num_codes
-from esper_soa.state import Decision, View, select
+from esper_soa.state import Decision, select
 from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
 from esper_soa.training.metrics import (
     PROGRESS,
@@ -80,17 +80,16 @@ class EpisodeRunner:
         """Play an env-step."""
         env = self.env
         phase_ended = self.profile.on_phase_end
-        step = self.env.step_number
+        step = env.step_number
         self.num_playing.append(env.num_playing)
         observed = env.observe_()
         self._report()
         phase_ended("telemetry")
         ended = observed.ended
         memory = restart(self.memory, self.fresh, observed.restarted)
-        before = self.memory
         agent = self.player.agent
         decision, memory, probabilities = decide(agent, observed.view, memory, self.recorder.full)
-        self.memory = memory if ended is None else restart(memory, before, ended)
+        self.memory = memory if ended is None else restart(memory, self.memory, ended)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
@@ -99,7 +98,11 @@ class EpisodeRunner:
                 row = select(ended, self.rollout.rows[step], row)
             write_(self.rollout, step, row)
             self.earned.append(result.terms.total)
-            self._ask_teacher_(observed.view, observed.restarted, step)
+            teacher = self.player.teacher
+            if teacher is not None and self.rollout.taught is not None:
+                memory = restart(self.teacher_memory, self.fresh_teacher, observed.restarted)
+                taught, self.teacher_memory = teacher.act(observed.view, memory)
+                self.rollout.taught[step].update_(taught.action)  # type: ignore[arg-type]
         phase_ended("policy")
         self.metrics.add_(observed, result)
         record = self.recorder.pack(Facts(observed, decision, result, probabilities))
@@ -123,15 +126,6 @@ class EpisodeRunner:
             self.num_reported += 1
             self.progress.skip_env_steps(all_envs - playing)
             self.progress.advance(playing, self.label, *numbers[: len(PROGRESS)].tolist())
-
-    def _ask_teacher_(self, view: View, reset: Tensor, step: int) -> None:
-        """Record what the teacher would do at `step`, by its own memory; it changes nothing."""
-        teacher = self.player.teacher
-        rollout = self.rollout
-        if teacher is not None and rollout is not None and rollout.taught is not None:
-            memory = restart(self.teacher_memory, self.fresh_teacher, reset)
-            decision, self.teacher_memory = teacher.act(view, memory)
-            rollout.taught[step].update_(decision.action)  # type: ignore[arg-type]
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """Return the results of the round; the rollout is None where no policy learns."""

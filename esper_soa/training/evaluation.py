@@ -93,13 +93,12 @@ def score(world: World, agent: Agent, episodes: int, progress: Progress, label: 
     for episode in range(episodes):
         request = Round(episode, progress, label)
         result = with_test(world, play_round(world, Player(agent, None), request)[0])
-        tested = result.test_accuracies
-        scores.test_accuracy.extend(tested)
+        scores.test_accuracy.extend(result.test_accuracies)
         scores.validation_accuracy.extend(result.accuracies)
         scores.parameters.extend(result.parameters)
         scores.reward.extend(result.rewards)
         rents = world.final_rents(result.parameters, result.train_flop, result.settings)
-        scores.net.extend(map(sub, tested, rents))
+        scores.net.extend(map(sub, result.test_accuracies, rents))
     return scores
 
 

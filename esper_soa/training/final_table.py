@@ -186,12 +186,10 @@ def as_text(table: Table) -> str:
 def score_table(summary: Summary) -> Table:
     grown = summary.grown
     control = summary.control
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("last env-step")
-    table.add_column("grown", justify="right")
-    if control is not None:
-        table.add_column(control_text(control.name), justify="right")
-        table.add_column("difference", justify="right")
+    table = Table("last env-step", box=box.SIMPLE_HEAD)
+    other = [] if control is None else [control_text(control.name), "difference"]
+    for title in ("grown", *other):
+        table.add_column(title, justify="right")
     flop = grown.figures["flop"]
     size, unit = next((pair for pair in FLOP_UNITS if flop >= pair[0]), FLOP_UNITS[-1])
     flop_form = ",.3g" if flop < 100 * size else ",.0f"
@@ -200,8 +198,7 @@ def score_table(summary: Summary) -> Table:
         scale, form = (size, flop_form) if key == "flop" else (1.0, form)
         scores = [grown] if control is None else [grown, control]
         cells = [format(score.figures[key] / scale, form) for score in scores]
-        if control is not None:
-            cells.append(less.get(key, ""))
+        cells += [] if control is None else [less.get(key, "")]
         table.add_row(title.format(unit=unit), *cells)
     return table
 
@@ -289,12 +286,10 @@ def fact_lines(summary: Summary) -> list[str]:
     if summary.control is not None:
         env_steps += f" and {summary.control_env_steps} of the control"
     work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
-    restored = f"governor {summary.rollbacks} rollbacks to a snapshot"
-    rollbacks = [restored] if summary.rollbacks else []
     return [
         f"seeds    {seeds['germinated']} germinated, {seeds['blended']} blended, "
         f"{seeds['fossilized']} fossilised, {seeds['pruned']} pruned",
-        *rollbacks,
+        *[f"governor {summary.rollbacks} rollbacks to a snapshot"] * bool(summary.rollbacks),
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
         f"outcome  {front} of accuracy, stability and size{front_text}",
         f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",

@@ -55,47 +55,38 @@ class RunCallback(Callback):
             config.hydra.run.dir = str(folder.path)
 
 
+@quiet_warnings()
 def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float | None:
     """Train or evaluate in the folder of the job that Hydra has begun.
 
     callbacks: of a training. Returns its final validation accuracy (percent). Raises KNOWN_ERRORS.
     """
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
-    with quiet_warnings():
-        if OmegaConf.get_type(composed) is EvaluateConfig:
-            _evaluate(composed, folder)
-            return None
-        return _train(composed, folder, callbacks)
-
-
-def _train(composed: DictConfig, folder: RunFolder, callbacks: Sequence["TrainCallback"]) -> float:
+    overrides = list(HydraConfig.get().overrides.task)
+    if OmegaConf.get_type(composed) is EvaluateConfig:
+        evaluation = evaluation_from(composed)
+        with session(folder) as opened:
+            open_run_folder(str(folder.path), evaluation.name)
+            with opened.write_errors.attempt("config.yaml"):
+                write_config(folder, OmegaConf.to_yaml(composed, resolve=True), overrides)
+            _keep_hydra_records(opened, composed, overrides)
+            with torch_import_guard():
+                from esper_soa.training.evaluation import evaluate_in_session
+            evaluate_in_session(opened, evaluation)
+        return None
     settings = job_settings(composed)
     launched = launched_rank()
     if launched is not None and launched.rank > 0:
         with torch_import_guard():
             from esper_soa.training.launch import run_silent_rank
         return run_silent_rank(settings, launched)
-    with session(folder) as run_session:
-        overrides = list(HydraConfig.get().overrides.task)
-        checkpoint = begin_run(run_session, settings, overrides)
+    with session(folder) as opened:
+        checkpoint = begin_run(opened, settings, overrides)
         if checkpoint is None:
-            _keep_hydra_records(run_session, composed, overrides)
+            _keep_hydra_records(opened, composed, overrides)
         with torch_import_guard():
             from esper_soa.training.launch import train_in_session
-        return train_in_session(run_session, settings, checkpoint, callbacks)
-
-
-def _evaluate(composed: DictConfig, folder: RunFolder) -> None:
-    settings = evaluation_from(composed)
-    with session(folder) as run_session:
-        open_run_folder(str(folder.path), settings.name)
-        overrides = list(HydraConfig.get().overrides.task)
-        with run_session.write_errors.attempt("config.yaml"):
-            write_config(folder, OmegaConf.to_yaml(composed, resolve=True), overrides)
-        _keep_hydra_records(run_session, composed, overrides)
-        with torch_import_guard():
-            from esper_soa.training.evaluation import evaluate_in_session
-        evaluate_in_session(run_session, settings)
+        return train_in_session(opened, settings, checkpoint, callbacks)
 
 
 def _keep_hydra_records(session: Session, composed: DictConfig, overrides: Sequence[str]) -> None:

@@ -258,8 +258,8 @@ def run_rank(
 ) -> float:
     """Run this process's rank of a run, from `checkpoint` on; returns the final accuracy (percent).
 
-    rendezvous: where ranks find each other, for torch.distributed. Raises RankLostError, with the
-    checkpoint to go on from, where another rank does not go on.
+    rendezvous: where ranks find each other, for torch.distributed. Raises RankLostError where they
+    cannot be reached, and, with the checkpoint to go on from, where another does not go on.
     """
     allowed = f"{launched.processes}, the processes that were started"
     check(cfg.ranks == launched.processes, "ranks", cfg.ranks, allowed)
@@ -271,7 +271,14 @@ def run_rank(
     if launched.restarts:
         message = "ranks    all %d were started again, for the %d. time"
         LOGGER.warning(message, launched.processes, launched.restarts)
-    _connect(device, launched, rendezvous)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, rendezvous, PATIENCE, launched.processes, launched.rank)
+    except RuntimeError as error:
+        raise RankLostError(
+            f"the other ranks cannot be reached ({one_line(error)}). Give torchrun {FRESH_STORE}=1,"
+            " so that ranks started again do not look for those that are gone."
+        ) from error
     processes = launched.local_processes if device.type == "cpu" else 1
     group = RankGroup(cfg.envs, launched.local_rank, processes)
     try:
@@ -281,18 +288,6 @@ def run_rank(
         raise RankLostError(f"{error}. {resume_hint(session.folder, cfg.rounds)}") from error
     dist.destroy_process_group()
     return accuracy
-
-
-def _connect(device: torch.device, launched: LaunchedRank, rendezvous: str) -> None:
-    """Connect with the other ranks; raises RankLostError where they cannot be reached."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    try:
-        dist.init_process_group(backend, rendezvous, PATIENCE, launched.processes, launched.rank)
-    except RuntimeError as error:
-        raise RankLostError(
-            f"the other ranks cannot be reached ({one_line(error)}). Give torchrun {FRESH_STORE}=1,"
-            " so that ranks started again do not look for those that are gone."
-        ) from error
 
 
 if __name__ == "__main__":

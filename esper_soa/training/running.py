@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import InitVar, asdict, dataclass, replace
 from pathlib import Path
 from signal import Signals
 from statistics import fmean
@@ -25,30 +25,32 @@ from esper_soa.training.metrics import RoundResult
 from esper_soa.training.players import build_players
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER
-from esper_soa.training.run_folder import RunFolder, rounds_of, write_config, write_versions
+from esper_soa.training.run_folder import rounds_of, write_config, write_versions
 from esper_soa.training.session import Session
 from esper_soa.training.task_run import TaskRun
 
 NEWEST = "the newest checkpoint"  # its name in messages
 
 
+@dataclass(eq=False)
 class Run:
-    """A run in progress. Where ranks share out the envs, each has one, all alike."""
+    """A run in progress, built at its start. Where ranks share out the envs, each has one, all
+    alike.
+    """
 
-    def __init__(
-        self,
-        cfg: TrainConfig,
-        session: Session,
-        resumed: bool = False,
-        ranks: Ranks = ALONE,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        """Build a run at its start; resumed: `restore` comes next, so policy.init is not read."""
+    cfg: TrainConfig
+    session: Session
+    resumed: InitVar[bool] = False  # whether `restore` comes next, so policy.init is not read
+    ranks: Ranks = ALONE
+    callbacks: InitVar[Sequence[Callback]] = ()  # beside the settings' own
+
+    def __post_init__(self, resumed: bool, callbacks: Sequence[Callback]) -> None:
+        cfg = self.cfg
+        ranks = self.ranks
+        session = self.session
         device = resolve_device(cfg.device, ranks.local_rank)
         apply_threads(cfg.compute.threads)
-        self.cfg = cfg
-        self.session = session
-        self.ranks = ranks
+        self.folder = session.folder
         by_task = cfg.by_task
         own = [
             replace(one, policy=replace(one.policy, init=SCRATCH)) if resumed else one
@@ -67,11 +69,6 @@ class Run:
         self.best_accuracy = -math.inf  # as of SavedRun
         self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.remember()
-
-    @property
-    def folder(self) -> RunFolder:
-        """Paths of the files of the run."""
-        return self.session.folder
 
     @property
     def device(self) -> torch.device:
