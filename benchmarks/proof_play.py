@@ -36,7 +36,7 @@ from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
-from esper_soa.training.totals import FinalHosts
+from esper_soa.training.resume import FinalHosts
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"

@@ -44,9 +44,9 @@ from esper_soa.training.anomaly import WatchState
 from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from esper_soa.training.checksum import write_sealed
 from esper_soa.training.players import load_policy
+from esper_soa.training.resume import RunTotals
 from esper_soa.training.resume import read_run as read_checkpoint
 from esper_soa.training.start import POLICIES, packaged_policies
-from esper_soa.training.totals import RunTotals
 
 COUNTS = [100, pytest.param(2000, marks=pytest.mark.slow)]
 MOST_MEMORY = 600_000  # kB by which this process may grow, most of it once

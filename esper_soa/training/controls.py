@@ -26,7 +26,7 @@ from esper_soa.training.callbacks import NO_RECORDER, Recorder
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.totals import FinalHosts
+from esper_soa.training.resume import FinalHosts
 
 EVERYWHERE = "norm"  # the blueprint of the package that fits the slots of all its hosts
 # Final state of the hosts that a control is compared with.

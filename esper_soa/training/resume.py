@@ -1,4 +1,5 @@
-"""What a checkpoint of a run holds beside the learner, and the rules for going on from it.
+"""What the rounds of a run add up to, what else its checkpoints hold beside the learner, and the
+rules for going on from one.
 
 No random state is kept: every random number is a hash of seed, round, env and env-step, so the
 counters are enough to continue bit for bit.
@@ -8,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -18,15 +19,19 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.env.outcome import hypervolume, trade_offs
+from esper_soa.env.topology import Topology
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.runtime.files import LOGGER, reason_of
 from esper_soa.runtime.json_lines import keep_rounds
 from esper_soa.runtime.versions import package_versions
+from esper_soa.state import STATE_FLOAT
 from esper_soa.training.anomaly import WatchState
 from esper_soa.training.callbacks import Recorder
 from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, mismatch, type_error
+from esper_soa.training.final_table import Pareto
+from esper_soa.training.metrics import RoundResult
 from esper_soa.training.run_folder import RunFolder, rounds_of
-from esper_soa.training.totals import FinalHosts, RunTotals
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all
 # settings under it. data.name and data.root may, as the images themselves are compared.
@@ -37,6 +42,72 @@ MAY_CHANGE = (
     *("compute.engine", "compute.cuda_graphs", "telemetry.", "data.name", "data.root"),
 )
 ABSENT = "(absent)"
+
+
+@dataclass
+class FinalHosts:
+    """The hosts at the end of a round, for its control and the final table."""
+
+    accuracies: list[float]  # validation accuracy per env, percent
+    parameters: list[float]
+    train_flop: list[float]
+    blueprint: list[list[int]]  # per env and slot, as in env/topology.py, and so the next two
+    blend: list[list[int]]
+    alpha: list[list[float]]
+    test_accuracies: list[float] = field(default_factory=list)  # percent; none where not measured
+    test_losses: list[float] = field(default_factory=list)  # nats; likewise
+    settings: dict[str, list[float | str]] = field(default_factory=dict)  # as of RoundResult
+
+    @classmethod
+    def of(cls, result: RoundResult) -> "FinalHosts":
+        blueprint, blend, alpha = (part.tolist() for part in result.topology)
+        sizes = result.parameters, result.train_flop
+        tested = list(result.test_accuracies), list(result.test_losses)
+        settings = {name: list(values) for name, values in result.settings.items()}
+        return cls(result.accuracies, *sizes, blueprint, blend, alpha, *tested, settings)
+
+    @property
+    def topology(self) -> Topology:
+        alpha = torch.tensor(self.alpha, dtype=STATE_FLOAT)
+        return Topology(torch.tensor(self.blueprint), torch.tensor(self.blend), alpha)
+
+
+@dataclass
+class RunTotals:
+    """Sums over the rounds of a task in a run, and its last rounds."""
+
+    rounds_done: int = 0
+    seconds: float = 0.0  # of collecting and updating
+    alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
+    seeds: dict[str, int] = field(default_factory=dict)  # events by name
+    # Pareto front: accuracy, stability, parameter ratio.
+    front: list[list[float]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)  # per env, of the last round
+    # The last rounds, control_rounds of them, oldest first.
+    recent: list[FinalHosts] = field(default_factory=list)
+    # Env-steps that were not simulated, as the episodes of their envs had ended early.
+    cut_off: int = 0
+
+    def add(self, result: RoundResult, seconds: float, cfg: TrainConfig) -> None:
+        """Add a round; seconds: of collecting and updating."""
+        self.rounds_done += 1
+        self.cut_off += cfg.envs * cfg.steps - result.env_steps
+        self.seconds += seconds
+        self.alpha_rows += result.alpha_rows
+        self.seeds = {name: self.seeds.get(name, 0) + count for name, count in result.seeds.items()}
+        points = torch.tensor(self.front + result.points, dtype=STATE_FLOAT)
+        self.front = trade_offs(points).tolist()
+        self.rewards = result.rewards
+        self.recent = [*self.recent, FinalHosts.of(result)][-cfg.control_rounds :]
+
+    def env_steps(self, cfg: TrainConfig) -> int:
+        """Number of env-steps so far, of all envs."""
+        return self.rounds_done * cfg.envs * cfg.steps - self.cut_off
+
+    def pareto(self) -> Pareto:
+        """The trade-offs that the run has found so far."""
+        front = torch.tensor(self.front, dtype=STATE_FLOAT).view(-1, 3)
+        return Pareto(len(front), float(hypervolume(front[:, 0], front[:, 2])))
 
 
 @dataclass
@@ -85,13 +156,11 @@ def parse_run(path: Path, content: Mapping[str, object]) -> SavedRun:
     if fault:
         reason = f"is not of a training run ({one_line(fault)})"
         raise CheckpointError(f"checkpoint {one_line(path)}: {reason}")
-    tasks = {name: _saved_task(**task) for name, task in parts["tasks"].items()}
+    tasks = {}
+    for name, task in parts["tasks"].items():
+        recent = [FinalHosts(**hosts) for hosts in task["progress"]["recent"]]
+        tasks[name] = SavedTask(RunTotals(**task["progress"] | {"recent": recent}), task["data"])
     return SavedRun(**parts | {"tasks": tasks, "watch": WatchState(**parts["watch"])})
-
-
-def _saved_task(progress: dict, data: dict[str, str]) -> SavedTask:
-    recent = [FinalHosts(**hosts) for hosts in progress["recent"]]
-    return SavedTask(RunTotals(**progress | {"recent": recent}), data)
 
 
 def restore_learner(learner: Learner, checkpoint_run: SavedRun, path: Path) -> None:
@@ -119,7 +188,7 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, s
     after = flat_settings(new)
     defaults = flat_settings(asdict(TrainConfig()))
     changed = {}
-    for name in [*after, *(name for name in before if name not in after)]:
+    for name in after | before:
         value_before = before.get(name, defaults.get(name, ABSENT))
         value_after = after.get(name, ABSENT)
         if value_before != value_after:

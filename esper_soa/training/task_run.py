@@ -29,9 +29,9 @@ from esper_soa.training.final_table import SEEDS, Speed, Summary
 from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.progress import LOGGER, Progress
+from esper_soa.training.resume import RunTotals
 from esper_soa.training.session import Session
 from esper_soa.training.task_files import TaskFiles
-from esper_soa.training.totals import RunTotals
 from esper_soa.training.verdict import Episode, HostScore, control_text
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 

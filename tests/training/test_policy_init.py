@@ -21,9 +21,8 @@ from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.training.checksum import CheckpointError
 from esper_soa.training.players import FORMAT, build_player, save_policy
-from esper_soa.training.resume import SavedRun, SavedTask, read_run
+from esper_soa.training.resume import RunTotals, SavedRun, SavedTask, read_run
 from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.totals import RunTotals
 
 CPU = torch.device("cpu")
 FACTS: dict[str, object] = {

@@ -30,6 +30,7 @@ from esper_soa.training.anomaly import WatchState
 from esper_soa.training.callbacks import Recorder
 from esper_soa.training.checkpoint import save_checkpoint
 from esper_soa.training.resume import (
+    RunTotals,
     SavedRun,
     SavedTask,
     changes,
@@ -42,7 +43,6 @@ from esper_soa.training.resume import (
 )
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.start import resume_start
-from esper_soa.training.totals import RunTotals
 
 
 @pytest.fixture(scope="module")

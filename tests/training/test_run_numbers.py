@@ -37,10 +37,10 @@ from esper_soa.training.controls import play_control
 from esper_soa.training.final_table import Summary
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
+from esper_soa.training.resume import FinalHosts, RunTotals
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
 from esper_soa.training.session import session
-from esper_soa.training.totals import FinalHosts, RunTotals
 from esper_soa.vocabulary import LIVE_STAGES, Stage
 
 ENVS = 2
