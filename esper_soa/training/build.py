@@ -41,8 +41,7 @@ from esper_soa.runtime.step_cache import stored_kernels, unsupported
 def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) -> EnvRules:
     """All that stays the same during a run, on `device`, the engine of its networks included.
 
-    cfg.envs are the share of this rank of `ranks`. Raises SettingError where the settings ask for
-    what cannot run.
+    cfg.envs: of this rank. Raises SettingError where the settings ask for what cannot run.
     """
     trial = trial_of(cfg, device, ranks.beside)
     nets = trial.nets
@@ -73,9 +72,8 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
 def reward_settings(
     cfg: TrainConfig, shape: HostShape, device: torch.device, first_env: int
 ) -> RewardSettings:
-    """What the rewards of N envs need to know, the first of which has this number.
-
-    Raises SettingError for a user's reward that is none.
+    """What the rewards of N envs, of which the first has this number, need to know; raises
+    SettingError for a user's reward that is none.
     """
     counts = parameter_table(shape, device)
     flop = training_flop(shape, device)
@@ -111,10 +109,7 @@ def trial_of(cfg: TrainConfig, device: torch.device, processes: int = 1) -> Tria
 
 
 def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
-    """The decision maker `name` that does not learn here: a scripted one, or one of a user's own.
-
-    setting: where it is named. Raises SettingError where there is none.
-    """
+    """The scripted policy or user's own agent `name`, of `setting`; SettingError where none."""
     if not is_reference(name):
         return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
     slots = task_slots(cfg.task, cfg.slots)
@@ -123,9 +118,8 @@ def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
 
 
 def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
-    """Orders int64 [P, S] for sampled Shapley values, the same all run long, and their subsets.
-
-    None where they are not asked for, and where so few slots have all subsets evaluated.
+    """Orders int64 [P, S] for sampled Shapley values, the same all run long, and their subsets;
+    None where not asked for, and where so few slots have all subsets evaluated.
     """
     samples = cfg.attribution.shapley_samples
     if samples == 0 or num_slots <= EXACT_SLOTS:
@@ -141,9 +135,8 @@ def build_world(
     data: BatchSource | None = None,
     ranks: Ranks = ALONE,
 ) -> World:
-    """N envs with weights and data, of cfg.seed and cfg.data where no others are given.
-
-    Those of this rank of `ranks`. Raises SettingError or DataError for what does not fit together.
+    """The envs of this rank, with weights and data, of cfg.seed and cfg.data where no others are
+    given; raises SettingError or DataError for what does not fit together.
     """
     # not checked again: what is asked of all envs need not hold for a share of them
     part = copy(cfg)
@@ -180,9 +173,8 @@ def build_worlds(cfg: TrainConfig, device: torch.device, ranks: Ranks) -> World:
 
 
 def build_kernels(cfg: TrainConfig, rules: EnvRules, num_envs: int) -> StepKernels:
-    """The kernels of the state machine as the settings ask for them: compiled or not.
-
-    On a CPU those that were compiled ahead of time, which change no number.
+    """The kernels of the state machine as the settings ask for them; on a CPU those that were
+    compiled ahead of time, which change no number.
     """
     setting = cfg.compute.compile
     env_steps = cfg.rounds * cfg.steps

@@ -114,9 +114,8 @@ def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> list[Callb
 def make_recorder(
     cfg: TrainConfig, world: World, session: Session, ranks: Ranks, control: bool = False
 ) -> Recorder:
-    """The recorder that telemetry.level asks for, of the hosts of `world`, or of the control's.
-
-    A folder that has tables needs it at any level: a resumed run cuts them back.
+    """The recorder that telemetry.level asks for, of the hosts of `world`, or of the control's; at
+    any level where a folder has tables, which a resumed run cuts back.
     """
     level = cfg.telemetry.level
     if level not in TABLE_LEVELS and not session.folder.tables.exists():

@@ -1,8 +1,5 @@
-"""Checkpoints: one sealed file of plain tensors and numbers, read without running foreign code.
-
-Loading restores nested dictionaries and lists of tensors, numbers and texts exactly. Seal
-and atomic replacement are those of checksum.py; within the seal lies what torch.save writes, so
-torch.load reads it too. `type_error` and `mismatch` say where what came back is not what is needed.
+"""Checkpoints: sealed files (checksum.py) of what torch.save writes, so that torch.load reads them
+too: nested dictionaries and lists of tensors, numbers and texts, which come back exactly.
 """
 
 import io
@@ -26,20 +23,17 @@ LARGEST = 2**63 - 1
 
 
 def save_checkpoint(path: Path, content: Mapping[str, object]) -> None:
-    """Replace the file `path` by `content`, all or nothing: on a failure the old file stays whole.
-
-    Raises OSError with its reason where the disk is full or the folder cannot be written.
-    """
+    """Replace the file `path` by `content`, all or nothing; raises OSError."""
     archive = io.BytesIO()
     torch.save(dict(content), archive)
     write_sealed(path, archive.getvalue())
 
 
 def load_checkpoint(path: Path, device: torch.device) -> dict:
-    """The content that was saved to `path`, its tensors on `device`.
+    """The content that was saved to `path`, its tensors on `device`, without running foreign code.
 
-    Only tensors and plain Python values are read; a file that names any other class is refused.
-    Raises CheckpointError for a file that is missing, damaged, foreign, or of another version.
+    Raises CheckpointError for a file that is missing, damaged, foreign, of another version, or
+    names another class than tensors and plain values of Python.
     """
     name = f"checkpoint {one_line(path)}"
     archive = io.BytesIO(read_sealed(path))

@@ -77,7 +77,6 @@ class EpisodeRunner:
         self.profile.on_phase_end("reset")
 
     def step_(self) -> None:
-        """Play an env-step."""
         env = self.env
         phase_ended = self.profile.on_phase_end
         step = env.step_number

@@ -63,9 +63,8 @@ def run_command(name: str) -> None:
 
 
 def job(composed: "DictConfig", *callbacks: "Callback") -> float | None:
-    """Run the job that Hydra has begun; returns what sweepers maximise. See job.run_job.
-
-    A single run that fails with a message of ours ends the interpreter; Hydra prints other errors.
+    """`run_job`; a single run that fails with a message of ours ends the interpreter, and Hydra
+    prints other errors. Returns what sweepers maximise.
     """
     with import_guard():
         from hydra.core.hydra_config import HydraConfig

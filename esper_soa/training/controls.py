@@ -13,10 +13,9 @@ from typing import TypeAlias
 
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.env import RewardConfig
-from esper_soa.config.errors import check_choice
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.registry import is_reference
-from esper_soa.config.settings import CONTROLS, TrainConfig
+from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.user_parts import task_slots
@@ -49,10 +48,7 @@ def play_control(
     cfg.policy. static_final is what each host of `grown` ended with, trained from the first
     env-step on. static_large is the plain host, `widened` to the mean size of the hosts of `grown`;
     its result is of one slot, which stays empty. record: makes what records the hosts of a world.
-    Raises SettingError for another name.
     """
-    if not is_reference(name):
-        check_choice("control", name, CONTROLS)
     player = Player(WaitPolicy(), None)
     if name == "static_final":
         request = request._replace(topology=grown.topology)
@@ -67,10 +63,8 @@ def play_control(
 
 
 def _widened(cfg: TrainConfig, parameters: float) -> TrainConfig:
-    """The settings of hosts that are widened to so many parameters, and do not grow.
-
-    The first slot alone, as memory is kept for what might grow in a slot; for one episode no
-    kernels are compiled and no graphs tried.
+    """The settings of hosts that are widened to so many parameters, and do not grow: with the first
+    slot alone, as slots take memory; for one episode nothing is compiled and no graphs are tried.
     """
     first = task_slots(cfg.task, cfg.slots)[0].name
     plain = _without_user_parts(cfg)
@@ -79,9 +73,8 @@ def _widened(cfg: TrainConfig, parameters: float) -> TrainConfig:
 
 
 def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
-    """The settings without users' own blueprints and rewards, which may not fit width or slot.
-
-    A host that does not grow needs neither.
+    """The settings without users' own blueprints and rewards, which may not fit width or slot, and
+    which a host that does not grow does not need.
     """
     packaged = [name for name in cfg.task.blueprints if not is_reference(name)]
     if len(packaged) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
@@ -91,9 +84,8 @@ def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
 
 
 def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:
-    """`task` with a width such that its plain host has most nearly so many parameters.
-
-    Never narrower than it is, nor wider than a host may be; of two as near, the narrower.
+    """`task` with a width, from its own to the most that a host may have, such that its plain host
+    has most nearly so many parameters; of two as near, the narrower.
     """
     widths = task.widths
     at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)

@@ -115,7 +115,6 @@ def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    """One row per policy."""
     forms = ".2f", ".2f", ".0f", ".2f", "+.2f"
     table = Table("policy", box=box.SIMPLE_HEAD)
     lead = f"test - rent, less {verdicts[0].policy}"
@@ -144,9 +143,7 @@ def write_results(path: Path, facts: dict, scores: dict[str, Scores], found: lis
 
 def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> dict[str, list[Verdict]]:
     """Play every task of the run, compare, write evaluation.json and evaluation.txt and print the
-    table; returns what each task says, by name.
-
-    Raises IncompleteError, with everything else done, where something could not be written.
+    table; returns what each task says, by name. IncompleteError where something is not written.
     """
     apply_threads(cfg.compute.threads)
     checkpoint = find_checkpoint(cfg.checkpoint, "checkpoint")

@@ -64,7 +64,6 @@ class Speed:
 
     @property
     def eps(self) -> float:
-        """Env-steps per second."""
         return self.env_steps / self.seconds
 
 

@@ -212,9 +212,8 @@ def _stop_with(launcher: int) -> None:
 
 @contextmanager
 def _end_rank(scratch: Path, rank: int, launcher: int) -> Iterator[None]:
-    """Write what ends the context early to a file; KNOWN_ERRORS end the process by their status.
-
-    The launcher's scratch folder is removed where the launcher is gone.
+    """Write what ends the context early to a file in the launcher's folder, which is removed where
+    the launcher is gone; KNOWN_ERRORS end the process by their status.
     """
     path = scratch / f"fault_{rank}.json"
     path.unlink(missing_ok=True)  # of an earlier start

@@ -153,10 +153,7 @@ class MetricsAccumulator:
     def read(
         self, state: EnvState, reduction: Reduction = ALL_ENVS, settings: EnvSettings = NO_SETTINGS
     ) -> RoundResult:
-        """One packed copy to the host at the end of a round (`state`), of all envs of the run.
-
-        settings: what its envs have of their own.
-        """
+        """One packed copy to the host at the end of a round (`state`), of all envs of the run."""
         values = _reduce_values(_to_host(self._sums(state)), reduction)
         episodes = Outcomes(*values["ended"])
         split = self.reward.split
@@ -215,7 +212,6 @@ class MetricsAccumulator:
     def _record(
         self, stats: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]
     ) -> dict[str, Json]:
-        """The round's part of a line of metrics.jsonl."""
         by_reason = dict(zip(REASON_NAMES, map(int, stats["rollbacks"].sum(0)), strict=True))
         rollbacks = {name: by_reason[name] for name in REASON_NAMES[1:]}
         return {
@@ -271,9 +267,7 @@ def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def episode_records(
     episodes: Outcomes, totals: Mapping[str, Tensor], modes: Sequence[str], settings: EnvSettings
 ) -> list[dict[str, Json]]:
-    """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split; settings:
-    what envs have of their own.
-    """
+    """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split."""
     values = episodes._asdict()
     seed_counts = torch.stack([values[name] for name in SEED_OUTCOMES], 1).long().tolist()
     plain = ("accuracy", "param_ratio", "stability", "reward")

@@ -75,9 +75,8 @@ def _numbered(folder: Path, pattern: str) -> list[Path]:
 
 
 def find_checkpoint(path_text: str, setting: str) -> Path:
-    """The checkpoint `path_text`, or the newest whole one where it is a run folder.
-
-    Raises UserError, which names `setting`, and for a damaged one the newest whole before it.
+    """The checkpoint `path_text`, or the newest whole one of a run folder; raises UserError, which
+    names `setting`, and for a damaged one the newest whole one before it.
     """
     path = user_path(setting, path_text)
     label = f"{setting}={one_line(path_text)}"
@@ -159,11 +158,10 @@ class Claim:
 
 @contextmanager
 def lock_folder(folder: RunFolder, shared: bool = False) -> Iterator[Claim]:
-    """Keep other processes out of the folder while the context lasts.
+    """Keep other processes out of the folder in the context, before which nothing is written there.
 
     shared: see Claim. What killed processes left half written is removed, and what this one
-    does. Raises UserError where another process writes to the folder, and where nobody can. Nothing
-    else in a folder may be written before it is claimed.
+    does. Raises UserError where another process writes to the folder, and where nobody can.
     """
     try:
         claim = Claim(folder.path, shared)
@@ -186,9 +184,8 @@ def _drop_leftovers(folder: RunFolder) -> None:
 
 
 def open_run_folder(run_dir: str, name: str) -> RunFolder:
-    """Make `run_dir`, or runs/`name`/<time> where it is empty.
-
-    Raises UserError where the folder cannot be written or already holds the results of a run.
+    """Make `run_dir`, or runs/`name`/<time> where it is empty; raises UserError where the folder
+    cannot be written or already holds the results of a run.
     """
     if not run_dir:
         return RunFolder(make_dated_folder(RUNS / name))

@@ -81,10 +81,8 @@ class Session:
 
     @contextmanager
     def logging_output(self) -> Iterator[None]:
-        """What is said in the context, and what ends it early, goes to console and log, that with
-        its traceback where no message of ours.
-
-        A refusal leaves a folder as it is in which a run has begun before.
+        """What is said in the context goes to console and log, and what ends it early too, with its
+        traceback unless it is a message of ours; but a refusal leaves the folder of a run as it is.
         """
         LOGGER.setLevel(logging.DEBUG)
         LOGGER.propagate = False
@@ -117,10 +115,9 @@ class Session:
 
 @contextmanager
 def session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
-    """A session that logs all messages, and what ends the work early.
+    """A session in a folder that it claims; raises UserError where another process works there.
 
-    verbose: what the console shows: 0 nothing, 1 progress, messages and tables, 2 debug messages
-    too. Raises UserError where another process works there.
+    verbose: what the console shows: 0 nothing, 1 progress, messages and tables, 2 debug messages.
     """
     opened = Session(folder, verbose)
     with lock_folder(folder) as opened.claim:

@@ -1,9 +1,7 @@
-"""Where a run takes place and begins, and the policy that it begins with.
+"""Where a run takes place and begins, and the policy that it begins with. Needs no torch.
 
 A run begins in two steps, whoever asks for it: `make_run_folder` chooses its folder, and once the
-folder is claimed by a session, `begin_run` finds the checkpoint to go on from, or writes the
-settings of a new run. Which rank of a run a process is, torchrun or the launcher of the package
-tells it in its environment. Needs no torch.
+folder is claimed by a session, `begin_run` finds where to go on, or writes the settings.
 """
 
 import os
@@ -43,7 +41,7 @@ class LaunchedRank(NamedTuple):
 
 
 def launched_rank() -> LaunchedRank | None:
-    """The rank of this process; None for one that no launcher has started."""
+    """The rank of this process by its environment; None for one that no launcher has started."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
         return None
@@ -86,10 +84,9 @@ def make_run_folder(settings: TrainConfig, run_dir: str) -> run_folder.RunFolder
 
 
 def begin_run(session: Session, settings: TrainConfig, overrides: Sequence[str]) -> Path | None:
-    """The checkpoint to go on from in the session's folder; None for a new run.
-
-    Writes config.yaml and overrides.txt of a new run; a resumed run writes its own once the
-    checkpoint is found to fit. Ranks that were started again begin at the newest checkpoint.
+    """The checkpoint to go on from in the session's folder, the newest where ranks were started
+    again; None for a new run, whose config.yaml and overrides.txt are written. A resumed run writes
+    its own once the checkpoint is found to fit.
     """
     folder = session.folder
     launched = launched_rank()
@@ -137,9 +134,8 @@ def packaged_policies() -> list[str]:
 
 
 def find_policy(init: str) -> Path:
-    """The file of the policy `init`: one that ships, a run folder (its newest checkpoint), a file.
-
-    A name goes before a folder of that name. Raises UserError, which lists the names, for none.
+    """The file of the policy `init`: one that ships, else a run folder (its newest checkpoint) or a
+    file. Raises UserError, which lists the names, for none.
     """
     names = packaged_policies()
     if init in names:

@@ -1,8 +1,7 @@
 """The training loop: build everything from the settings, then collect, update, log and save.
 
 A round is one episode of every env of every task, followed by one policy update where the policy
-learns. A round that is interrupted counts for nothing: the resumed run plays it again from its
-start.
+learns. One that is interrupted counts for nothing: the resumed run plays it again.
 """
 
 import time
@@ -109,9 +108,8 @@ def learn(run: Run, played: Sequence[Collected], number: int) -> dict[str, float
 def log_round(
     run: Run, played: Sequence[Collected], update: dict[str, float], seconds: float
 ) -> list[dict[str, Json]]:
-    """Count and write down a round; returns the line of every task for metrics.jsonl.
-
-    seconds: of the update, which tasks have equal parts of.
+    """Count and write down a round, of whose update (`seconds`) tasks have equal parts; returns the
+    line of every task for metrics.jsonl.
     """
     for name, message in run.watch.look(update).items():
         LOGGER.warning("round %d  %s: %s", run.rounds_done + 1, name, message)
