@@ -5,8 +5,9 @@ not judged; limits are listed in anomalies.yaml. Needs no torch.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,8 +55,8 @@ class Watch(WatchState):
         """What has begun with this update, messages by name; `active` names all that goes on."""
         if not self.cfg.enabled or not update:
             return {}
-        findings = self._skipped(update) | self._limits(update)
-        findings |= self._entropy(update) | self._gradient_drift(update)
+        rest = chain(self._limits(update), self._entropy(update), self._gradient_drift(update))
+        findings = self._skipped(update) | dict(rest)
         new = {name: message for name, message in findings.items() if name not in self.active}
         self.active = list(findings)
         return new
@@ -74,8 +75,7 @@ class Watch(WatchState):
         advice = "Look at reward and val_loss of this round in metrics.jsonl; if they are sound, "
         return {"not_finite": f"{what} is not finite. {advice}lower policy.ppo.lr."}
 
-    def _limits(self, update: Mapping[str, float]) -> dict[str, str]:
-        findings = {}
+    def _limits(self, update: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for rule in RULES:
             value = update.get(rule.metric, math.nan)
             limit = getattr(self.cfg, rule.limit)
@@ -84,12 +84,10 @@ class Watch(WatchState):
             if self._streak(rule.name, over) >= (self.cfg.patience if rule.patient else 1):
                 text = f"{rule.metric} is {value:.3g}, {side} {limit:g} "
                 text += f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
-                findings[rule.name] = text
-        return findings
+                yield rule.name, text
 
-    def _entropy(self, update: Mapping[str, float]) -> dict[str, str]:
+    def _entropy(self, update: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Heads that explored in this run and hardly do any more; unused ones stay as judged."""
-        findings = {}
         for head in HEAD_NAMES:
             name = f"entropy_collapse/{head}"
             limit = self.cfg.entropy_collapse[head]
@@ -105,29 +103,26 @@ class Watch(WatchState):
                 text = f"entropy/{head} is {entropy:.3g}: low (limit {limit:g}) for "
                 text += f"{self.streaks[name]} updates"
                 advice = f"Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.{head}."
-                findings[name] = f"{text}. {advice}"
-        return findings
+                yield name, f"{text}. {advice}"
 
-    def _gradient_drift(self, update: Mapping[str, float]) -> dict[str, str]:
+    def _gradient_drift(self, update: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """The gradient norm far from its running mean, which is taken from before this update."""
         norm = update.get("gradient_norm", math.nan)
-        mean = self.gradient_mean
         if not math.isfinite(norm) or not update.get("steps", 1.0):
-            return {}
+            return
+        mean = self.gradient_mean
         if mean is None:
             self.gradient_mean = norm
-            return {}
+            return
         momentum = self.cfg.gradient_momentum
         limit = self.cfg.max_gradient_drift
         self.gradient_mean = momentum * mean + (1 - momentum) * norm
         drift = abs(norm - mean) / (mean + 1e-8)
         if self._streak("gradient_drift", drift > limit) < self.cfg.patience:
-            return {}
-        text = (
-            f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, "
-            f"above {limit:g}) for {self.cfg.patience} updates or more. Lower policy.ppo.lr."
-        )
-        return {"gradient_drift": text}
+            return
+        text = f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, "
+        text += f"above {limit:g}) for {self.cfg.patience} updates or more. Lower policy.ppo.lr."
+        yield "gradient_drift", text
 
     def _streak(self, name: str, unhealthy: bool) -> int:
         """Updates in a row, this one included, that were unhealthy."""

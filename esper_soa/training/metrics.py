@@ -59,7 +59,6 @@ class RoundResult(NamedTuple):
     rewards: list[float]  # per env, sum of raw rewards
     train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
     seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
-    alpha_rows: float  # mean number validated per env and env-step
     env_steps: int  # over all envs: fewer than N T where episodes ended early
     points: list[list[float]]  # per env: accuracy, stability, parameter ratio
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
@@ -172,7 +171,6 @@ class MetricsAccumulator:
             rewards=episodes.reward.tolist(),
             train_flop=values["flop"].tolist(),
             seeds=seeds | {"rollbacks": int(values["rollbacks"].sum())},
-            alpha_rows=float(record["alpha_rows"]),  # type: ignore[arg-type]
             env_steps=int(values["env_steps"] - values["left_out"]),
             points=points.tolist(),
             record=record,

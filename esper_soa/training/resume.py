@@ -93,7 +93,7 @@ class RunTotals:
         self.rounds_done += 1
         self.cut_off += cfg.envs * cfg.steps - result.env_steps
         self.seconds += seconds
-        self.alpha_rows += result.alpha_rows
+        self.alpha_rows += float(result.record["alpha_rows"])  # type: ignore[arg-type]
         self.seeds = {name: self.seeds.get(name, 0) + count for name, count in result.seeds.items()}
         points = torch.tensor(self.front + result.points, dtype=STATE_FLOAT)
         self.front = trade_offs(points).tolist()
@@ -260,8 +260,7 @@ def drop_checkpoints(folder: RunFolder, rounds: int) -> None:
         for path in folder.checkpoints():
             if rounds_of(path) > rounds:
                 path.unlink(missing_ok=True)
-                again = "is dropped: this run makes its rounds anew"
-                LOGGER.warning("resume   %s %s", path.name, again)
+                LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", path.name)
 
 
 def cut_back(folder: RunFolder, rounds: int, recorder: Recorder) -> None:

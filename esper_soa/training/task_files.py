@@ -150,8 +150,7 @@ class TaskFiles:
     ) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
-        arguments = self.world, self.cfg, states, number, own
-        return export_hosts(*arguments, chosen_by) if own else []
+        return export_hosts(self.world, self.cfg, states, number, own, chosen_by) if own else []
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)

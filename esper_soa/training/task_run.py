@@ -120,10 +120,9 @@ class TaskRun:
         device = self.world.device
         samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
         each = f"of every host per env-step, in batches of {cfg.batch_size}"
-        work = f"T={cfg.train_samples} training and {samples} {each}"
         for note in self.world.data.notes:
             LOGGER.debug("data     %s", note)
-        LOGGER.debug("work     %s", work)
+        LOGGER.debug("work     T=%d training and %s %s", cfg.train_samples, samples, each)
         LOGGER.debug("compute  %s", layout_in_words(device, nets.workers, nets.env_chunk))
         precision = choose_precision(cfg.compute.precision, device)
         LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
