@@ -86,18 +86,17 @@ class EpisodeRunner:
         phase_ended("telemetry")
         ended = observed.ended
         memory = restart(self.memory, self.fresh, observed.restarted)
-        agent = self.player.agent
+        agent, _, teacher = self.player
         decision, memory, probabilities = decide(agent, observed.view, memory, self.recorder.full)
         self.memory = memory if ended is None else restart(memory, self.memory, ended)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
-        if self.rollout is not None and self.player.learner is not None:
+        if self.rollout is not None:
             row = _row(observed, decision, result, env.truncated)
             if ended is not None:
                 row = select(ended, self.rollout.rows[step], row)
             write_(self.rollout, step, row)
             self.earned.append(result.terms.total)
-            teacher = self.player.teacher
             if teacher is not None and self.rollout.taught is not None:
                 memory = restart(self.teacher_memory, self.fresh_teacher, observed.restarted)
                 taught, self.teacher_memory = teacher.act(observed.view, memory)
