@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
@@ -17,20 +16,7 @@ from esper_soa.config.settings import AnomalyConfig
 from esper_soa.vocabulary import HEAD_NAMES
 
 MAX_NAMED = 5  # diagnostics named in one message
-
-
-class AnomalyRule(NamedTuple):
-    """A limit on one diagnostic."""
-
-    name: str
-    metric: str
-    limit: str  # the setting, max_... or min_...
-    advice: str
-    patient: bool = False  # only after `patience` updates in a row
-
-
-LISTED = yaml.safe_load(Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8"))
-RULES = tuple(AnomalyRule(name, **rule) for name, rule in LISTED.items())
+RULES = yaml.safe_load(Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -76,15 +62,15 @@ class Watch(WatchState):
         return {"not_finite": f"{what} is not finite. {advice}lower policy.ppo.lr."}
 
     def _limits(self, update: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for rule in RULES:
-            value = update.get(rule.metric, math.nan)
-            limit = getattr(self.cfg, rule.limit)
-            side = "above" if rule.limit.startswith("max") else "below"
+        for name, rule in RULES.items():
+            setting = rule["limit"]
+            value = update.get(rule["metric"], math.nan)
+            limit = getattr(self.cfg, setting)
+            side = "above" if setting.startswith("max") else "below"
             over = value > limit if side == "above" else value < limit  # False for NaN
-            if self._streak(rule.name, over) >= (self.cfg.patience if rule.patient else 1):
-                text = f"{rule.metric} is {value:.3g}, {side} {limit:g} "
-                text += f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
-                yield rule.name, text
+            if self._streak(name, over) >= (self.cfg.patience if rule.get("patient") else 1):
+                text = f"{rule['metric']} is {value:.3g}, {side} {limit:g} "
+                yield name, f"{text}(telemetry.anomaly.{setting}). {rule['advice']}"
 
     def _entropy(self, update: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Heads that explored in this run and hardly do any more; unused ones stay as judged."""
