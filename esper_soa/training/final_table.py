@@ -144,13 +144,12 @@ def write_overview(summaries: Sequence[Summary], path: Path) -> None:
     seconds = sum(one.speed.seconds for one in summaries)
     env_steps = sum(one.speed.env_steps for one in summaries)
     figures = [one.grown.figures for one in summaries]
-    grown = {name: fmean(one[name] for one in figures) for name in CONFIGURATION}
     record: dict[str, Json] = {
         "name": first.name,
         "tasks": [one.task for one in summaries],
         "policy": first.policy,
         "rounds": first.rounds,
-        "grown": grown,
+        "grown": {name: fmean(one[name] for one in figures) for name in CONFIGURATION},
         "speed": {"env_steps": env_steps, "seconds": seconds, "eps": env_steps / seconds},
         "wall_seconds": max(one.wall_seconds for one in summaries),
     }

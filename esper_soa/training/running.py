@@ -34,9 +34,7 @@ NEWEST = "the newest checkpoint"  # its name in messages
 
 @dataclass(eq=False)
 class Run:
-    """A run in progress, built at its start. Where ranks share out the envs, each has one, all
-    alike.
-    """
+    """A run in progress. Where ranks share out the envs, each has one, all alike."""
 
     cfg: TrainConfig
     session: Session
