@@ -103,10 +103,7 @@ class TaskFiles:
                 file.sync()
 
     def look_for_files(self) -> None:
-        """Note which files of this run somebody has deleted.
-
-        Raises IncompleteError where the folder is open to another run.
-        """
+        """Note files that somebody has deleted; IncompleteError where another run may enter."""
         if self.session.claim is None:
             return
         self.session.claim.check()
