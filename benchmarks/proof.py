@@ -29,10 +29,9 @@ from benchmarks.records import Record, check_folder, command_line, finish, origi
 from benchmarks.units import Key, Units, code_stamp, opened
 from esper_soa.config.errors import UserError, check
 from esper_soa.config.processor import usable_cores
-from esper_soa.config.settings import TrainConfig
+from esper_soa.config.settings import CONTROLS, TrainConfig
 from esper_soa.runtime.device import resolve_device
 from esper_soa.training.build import build_world
-from esper_soa.training.controls import CONTROLS
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import duration
 
