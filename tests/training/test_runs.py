@@ -87,7 +87,7 @@ def test_the_log_tells_data_hosts_policy_and_what_computes_them(
     versions = json.loads((done.path / "versions.json").read_text())
     assert told.pop(8) == f"DEBUG state    kernels of the env state: {versions['state']}"
     assert {"data", "kernels", "graphs"} < versions.keys()
-    assert told.pop(4).startswith("INFO memory   at least ")
+    assert told.pop(3).startswith("INFO memory   at least ")
     assert told[:8] == [
         "INFO data     synthetic images, asked for by data.name: 32 training, 16 validation and 16 "
         "test images.",
