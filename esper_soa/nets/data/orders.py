@@ -1,5 +1,7 @@
-"""Which samples of a source the envs draw, and in which order: by their own streams and their
-numbers of earlier samples, whatever others do. Nothing here loops over envs or copies to the host.
+"""Which samples of a source the envs draw, and in which order.
+
+The samples of an env depend on its own stream and on its number of earlier samples, not on other
+envs. Nothing here loops over envs or copies to the host.
 """
 
 from functools import lru_cache

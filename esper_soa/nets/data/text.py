@@ -210,7 +210,9 @@ def _refuse(error: OSError, file: Path | None = None) -> None:
 
 
 def read_bytes(files: Sequence[Path]) -> np.ndarray:
-    """The bytes uint8 [M] of files, one behind the other, a single one as it lies on the disk."""
+    """The bytes uint8 [M] of files, one behind the other, a single one as it lies on the disk;
+    DataError for what is no UTF-8.
+    """
     for file in files:
         check_encoding(file)
     parts = [np.memmap(file, np.uint8, "c") for file in files if file.stat().st_size]
