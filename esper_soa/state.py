@@ -362,9 +362,11 @@ class ActionOutcome(TensorClass["tensor_only", "frozen"]):
     fossilized: Tensor  # bool
 
 
-class ParameterCounts(NamedTuple):
-    """Trainable parameters of the host and of what can stand in its slots; as of every env."""
+class Costs(NamedTuple):
+    """Trainable parameters of a host and of what can stand in its slots, or the FLOP of training
+    them on one image; the same for every env.
+    """
 
-    host: int
-    seed: Tensor  # float64 [S, P], by slot and blueprint code
+    host: float
+    seed: Tensor  # float64 [S, P], by slot and blueprint code; 0 where no blueprint has the code
     gate: Tensor  # float64 [S], of the gate network that GATE adds

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.parameters import total_params
-from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots, known_false
+from esper_soa.state import STATE_FLOAT, Costs, EnvState, Slots, known_false
 from esper_soa.vocabulary import NUM_BLUEPRINTS, Stage
 
 SUCCESS_ACCURACY = 80.0  # percent
@@ -61,9 +60,7 @@ class BlueprintStats(NamedTuple):
         }
 
 
-def outcomes(
-    state: EnvState, rewards: Tensor, counts: ParameterCounts, costs: TrainingFlop
-) -> Outcomes:
+def outcomes(state: EnvState, rewards: Tensor, counts: Costs, costs: Costs) -> Outcomes:
     """The finished episodes of N envs; rewards [N, STABILITY_WINDOW]: the last, newest last."""
     slots = state.slots
     signals = state.signals
@@ -97,7 +94,7 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     return 1 / (1 + squares / count.clamp(min=1))
 
 
-def compute_cost(slots: Slots, costs: TrainingFlop) -> Tensor:
+def compute_cost(slots: Slots, costs: Costs) -> Tensor:
     """Estimated cost of a forward pass of host and fossils relative to the host alone, float64 [N].
 
     A blueprint without a number of the reference costs its multiplications over those of the host.

@@ -259,7 +259,7 @@ def hindsight_credit(boosts: Tensor, fossil: Tensor, improvement: Tensor, step: 
 
 def final_rents(
     parameters: Sequence[float],
-    host: int,
+    host: float,
     cfg: RewardConfig,
     own: EnvSettings = NO_SETTINGS,
     flop: Tensor | None = None,

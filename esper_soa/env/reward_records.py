@@ -12,16 +12,15 @@ from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.config.env import RewardConfig
-from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.state import ParameterCounts
+from esper_soa.state import Costs
 
 
 class RewardSettings(NamedTuple):
     """Constants of the reward, the same for every env."""
 
     config: RewardConfig
-    counts: ParameterCounts
-    flop: TrainingFlop
+    counts: Costs
+    flop: Costs
     # Env-steps per episode, int64 [N] where envs have their own; the last pays the terminal terms.
     max_steps: int | Tensor
     own: "UserReward | None" = None  # that of a user's, where config.mode names one

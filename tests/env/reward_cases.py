@@ -6,8 +6,7 @@ from tiny_world import CPU
 from esper_soa.config.env import RewardConfig
 from esper_soa.env.reward_records import RewardInputs, RewardSettings
 from esper_soa.env.user_reward import sample_inputs
-from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.state import Action, Attribution, ParameterCounts
+from esper_soa.state import Action, Attribution, Costs
 from esper_soa.vocabulary import HEAD_NAMES
 
 SAMPLE = dict(sample_inputs(1, 1, 2, CPU).items())  # of the right shapes and dtypes
@@ -44,10 +43,10 @@ def make_settings(max_steps: int = 6, num_slots: int = 3, **config: object) -> R
     """
     slot = torch.arange(num_slots).unsqueeze(1)
     blueprint = torch.arange(13)
-    counts = ParameterCounts(
+    counts = Costs(
         1000, (100.0 * (slot + 1) + blueprint).double(), torch.full((num_slots,), 7.0).double()
     )
-    flop = TrainingFlop(5000.0, 1000 * counts.seed, 1000 * counts.gate)
+    flop = Costs(5000.0, 1000 * counts.seed, 1000 * counts.gate)
     return RewardSettings(RewardConfig(**config), counts, flop, max_steps)
 
 

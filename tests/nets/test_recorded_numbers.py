@@ -20,13 +20,13 @@ from esper_soa.nets.model.blueprints import (
     seed_layers,
     seed_table,
 )
-from esper_soa.nets.model.flops import TrainingFlop, training_flop
+from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import activation_elements, host_shape, initial_hosts
 from esper_soa.nets.model.parts import LayerSpec
 from esper_soa.nets.model.user_parts import task_host, task_slots
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import parameter_table
-from esper_soa.state import ParameterCounts
+from esper_soa.state import Costs
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 ENVS = torch.arange(3)
@@ -85,7 +85,7 @@ def test_what_envs_draw_is_what_was_recorded() -> None:
     assert_recorded("draws", fingerprints(found))
 
 
-def tensors(table: ParameterCounts | TrainingFlop) -> dict[str, Tensor]:
+def tensors(table: Costs) -> dict[str, Tensor]:
     return {name: torch.as_tensor(part) for name, part in table._asdict().items()}
 
 

@@ -14,8 +14,7 @@ from esper_soa.env.world import World
 from esper_soa.lab.telemetry.rows import Cost, Legend, RoundRecord
 from esper_soa.lab.telemetry.schema import REWARD_TERMS
 from esper_soa.nets.model.blueprints import names_by_code
-from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.state import STATE_FLOAT, ParameterCounts
+from esper_soa.state import STATE_FLOAT, Costs
 from esper_soa.training.callbacks import Facts
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
@@ -117,7 +116,7 @@ def legend_of(world: World, learns: bool) -> Legend:
     )
 
 
-def _cost(one: ParameterCounts | TrainingFlop, times: int) -> Cost:
+def _cost(one: Costs, times: int) -> Cost:
     """The cost of `times` as much."""
     tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (one.seed, one.gate)]
     return Cost(float(one.host) * times, *tables)

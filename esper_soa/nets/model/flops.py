@@ -4,14 +4,11 @@ Counted from the description of hosts and blueprints, whichever kernels compute 
 and matrix products, padding counted as pixels; norms, activations and pools are not counted.
 """
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 
 from esper_soa.nets.model.blueprints import GATE, counts_by_code, seed_products
 from esper_soa.nets.model.host import HostShape
-from esper_soa.state import STATE_FLOAT
+from esper_soa.state import STATE_FLOAT, Costs
 
 # Training over forward pass: the gradients of inputs and of weights take a forward pass each
 # (Kaplan et al. 2020, Scaling laws for neural language models, 2.1; Amodei and Hernandez 2018, AI
@@ -21,20 +18,12 @@ PASSES = 3
 FLOP_PER_PRODUCT = 2  # a multiplication and an addition
 
 
-class TrainingFlop(NamedTuple):
-    """FLOP of training on one image; the same for every env."""
-
-    host: float
-    seed: Tensor  # float64 [S, P], by slot and blueprint; 0 where there is no blueprint of the code
-    gate: Tensor  # float64 [S], of the gate network that GATE adds
-
-
-def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
-    """The costs of hosts of `shape` and of what can grow in them, on `device`."""
+def training_flop(shape: HostShape, device: torch.device) -> Costs:
+    """FLOP of training on one image, of hosts of `shape` and of what can grow in them."""
     seeds = [counts_by_code(shape.blueprints, slot, seed_products) for slot in shape.slots]
     gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
     each = PASSES * FLOP_PER_PRODUCT
-    return TrainingFlop(
+    return Costs(
         float(each * shape.products),
         each * torch.tensor(seeds, dtype=STATE_FLOAT, device=device),
         each * torch.tensor(gates, dtype=STATE_FLOAT, device=device),

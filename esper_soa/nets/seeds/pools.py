@@ -17,7 +17,7 @@ from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import gate_table, initial_seeds, parameter_counts
 from esper_soa.nets.model.host import HostShape, initial_hosts
 from esper_soa.nets.sgd import state_width
-from esper_soa.state import ParameterCounts, Ramp, Slots
+from esper_soa.state import Costs, Ramp, Slots
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
 
 Values = TypeVar("Values")
@@ -65,11 +65,11 @@ def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> No
     weights["host", "statistics"].copy_(statistics)
 
 
-def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
+def parameter_table(shape: HostShape, device: torch.device) -> Costs:
     """Numbers of trainable parameters that rents and reports are computed from."""
     seed = [parameter_counts(shape.blueprints, spec) for spec in shape.slots]
     gate = [gate_table(spec.channels).total for spec in shape.slots]
-    return ParameterCounts(
+    return Costs(
         shape.parameters.total,
         torch.tensor(seed, dtype=torch.float64, device=device),
         torch.tensor(gate, dtype=torch.float64, device=device),
