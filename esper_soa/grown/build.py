@@ -15,7 +15,7 @@ from torch import Tensor
 from esper_soa.nets.model.blueprints import GATE, gate_table, seed_layers, seed_table
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.modules import GrownNetwork, network_of
-from esper_soa.nets.model.parts import LayerSpec, Table
+from esper_soa.nets.model.parts import Table
 from esper_soa.nets.model.segments import PlainPart
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
@@ -51,25 +51,18 @@ def plain_parts(shape: HostShape) -> list[PlainPart]:
     return [part for segment in shape.segments for part in segment.plain_parts()]
 
 
-def host_spec(shape: HostShape, inputs: dict) -> dict:
-    """The description of a host with empty slots: what goes in, and layers in order."""
+def host_spec(shape: HostShape, inputs: dict, slot_contents: SlotContents) -> dict:
+    """The description of a host: what goes in, its layers in order, and the seeds that affect its
+    output, in forward order.
+    """
     host = []
+    places = {}
     for part in plain_parts(shape):
         residual = {"residual": True} if part.residual else {}
-        host.append({"name": part.name, "layers": _plain(part.layers)} | residual)
-    return {
-        "input": inputs,
-        "classes": shape.num_classes,
-        "host": host,
-        "slots": [spec.name for spec in shape.slots],
-        "seeds": [],
-    }
-
-
-def seed_specs(shape: HostShape, slot_contents: SlotContents) -> list[dict]:
-    """The descriptions of the seeds that affect a host's output, in forward order."""
-    places = {part.slot: part.name for part in plain_parts(shape)}
-    specs = []
+        layers = [layer._asdict() for layer in part.layers]
+        host.append({"name": part.name, "layers": layers} | residual)
+        places[part.slot] = part.name
+    seeds = []
     for slot in shape.execution_order:
         if slot_contents.stage[slot] in ACTIVE_STAGES_OF_HOST:
             blueprint = shape.blueprint(slot_contents.blueprint[slot])
@@ -81,13 +74,19 @@ def seed_specs(shape: HostShape, slot_contents: SlotContents) -> list[dict]:
                 "stage": STAGE_NAMES[slot_contents.stage[slot]],
                 "blueprint": blueprint.name,
                 "residual": blueprint.residual,
-                "layers": _plain(seed_layers(blueprint, channels)),
+                "layers": [layer._asdict() for layer in seed_layers(blueprint, channels)],
                 "blend": BLEND_NAMES[slot_contents.blend[slot]],
                 "alpha": slot_contents.alpha[slot],
                 "gate": GATE.layer("Squeeze", channels, 1, channels)._asdict() if gated else None,
             }
-            specs.append(seed)
-    return specs
+            seeds.append(seed)
+    return {
+        "input": inputs,
+        "classes": shape.num_classes,
+        "host": host,
+        "slots": [spec.name for spec in shape.slots],
+        "seeds": seeds,
+    }
 
 
 def grown_hosts(
@@ -109,17 +108,13 @@ def grown_hosts(
     nets = dict[tuple[tuple[int, ...], ...], GrownNetwork]()  # without numbers, of each kind
     hosts = []
     for place, env_slots in enumerate(slot_contents):
-        spec = host_spec(shape, inputs[place]) | {"seeds": seed_specs(shape, env_slots)}
+        spec = host_spec(shape, inputs[place], env_slots)
         kind = tuple(env_slots.stage), tuple(env_slots.blueprint), tuple(env_slots.blend)
         if kind not in nets:
             with torch.device("meta"):
                 nets[kind] = GrownNetwork(spec)
         hosts.append(_grown(spec, nets[kind], shape, rows[place : place + 1]))
     return hosts
-
-
-def _plain(layers: Sequence[LayerSpec]) -> list[dict]:
-    return [layer._asdict() for layer in layers]
 
 
 def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> GrownHost:
