@@ -17,7 +17,6 @@ from esper_soa.config.ranges import (
     choices,
     env_count,
     env_number,
-    env_weight,
     number,
     signed,
     weight,
@@ -142,7 +141,7 @@ class LossRewardConfig(Settings, path="reward.loss."):
     max_loss_delta: float = weight(5.0)  # most that one env-step counts, in typical changes
     regression_penalty_scale: float = weight(0.5)  # of a rise, relative to a fall
     typical_loss_delta_std: float = number(0.05, 0, WEIGHT, "(]")  # one typical change of the loss
-    compute_rent_weight: EnvNumber = env_weight(0.05)  # of the logarithm of the growth
+    compute_rent_weight: EnvNumber = env_number(0.05, 0, WEIGHT)  # of the logarithm of the growth
     max_rent_penalty: float = weight(5.0)  # most rent of one env-step
     grace_steps: int = number(3, 0, COUNT)  # age of a seed, below which its host pays no rent
     stage_potential_weight: float = signed(0.1)  # of the shaping over stages
@@ -206,18 +205,18 @@ class RewardConfig(Settings, path="reward."):
     step_progress_bonus: float = weight(0.3)  # potential per env-step within a stage
     max_progress_bonus: float = weight(2.0)  # most of it
     # rents and capacity
-    rent_weight: EnvNumber = env_weight(0.5)  # of the logarithm of the growth
-    max_rent: EnvNumber = env_weight(1.5)  # of one env-step
+    rent_weight: EnvNumber = env_number(0.5, 0, WEIGHT)  # of the logarithm of the growth
+    max_rent: EnvNumber = env_number(1.5, 0, WEIGHT)  # of one env-step
     # In the mode net and in final tables, percent points per natural logarithm of the training FLOP
     # over those of the host alone in an episode; at most max_rent.
-    flop_weight: EnvNumber = env_weight(0.0)
+    flop_weight: EnvNumber = env_number(0.0, 0, WEIGHT)
     rent_host_params_floor: int = number(200, 1, COUNT)  # least that growth is relative to
     base_slot_rent_ratio: float = weight(0.0039)  # of the host's parameters, for a blending seed
     alpha_shock_coef: float = weight(0.1958)  # of squared moves by the seed's share of parameters
     alpha_shock_cap: float = weight(1.0)  # most of it
-    seed_occupancy_cost: EnvNumber = env_weight(0.01)  # per slot beyond the free ones
+    seed_occupancy_cost: EnvNumber = env_number(0.01, 0, WEIGHT)  # per slot beyond the free ones
     free_slots: int = number(1, 0, COUNT)  # that cost nothing
-    fossilized_maintenance_cost: EnvNumber = env_weight(0.002)  # per fossil
+    fossilized_maintenance_cost: EnvNumber = env_number(0.002, 0, WEIGHT)  # per fossil
     # costs of ops
     germinate_cost: float = signed(-0.15)  # added to its shaping
     fossilize_cost: float = signed(-0.01)  # added to bonus or penalty
@@ -254,7 +253,7 @@ class RewardConfig(Settings, path="reward."):
     basic_fossilize_noncontributing_penalty: float = signed(-0.2)  # of a seed that is not proven
     # basic, sparse and minimal
     param_budget: int = number(500_000, 1, COUNT)  # parameters that cost param_penalty_weight
-    param_penalty_weight: EnvNumber = env_weight(0.1)  # price of that many parameters
+    param_penalty_weight: EnvNumber = env_number(0.1, 0, WEIGHT)  # price of that many parameters
     sparse_reward_scale: float = signed(1.0)  # of a final score in [-1, 1]
     # drip: what fossils of basic and basic_plus are paid later
     drip_fraction: float = number(0.0, 0, 1)  # of the bonus; in basic_plus 0 becomes 0.7

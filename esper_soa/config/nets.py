@@ -14,7 +14,6 @@ from esper_soa.config.ranges import (
     Settings,
     choice,
     choices,
-    env_choice,
     env_number,
     env_words,
     number,
@@ -185,7 +184,7 @@ class DataConfig(Settings, path="data."):
     # images that a program hands over; text: the embedded text, or the files of root; tinystories:
     # stories of Eldan and Li 2023, from the internet; module:name: a data set of your own. Several
     # sets of images, as [cifar10,fashion32]: one for each env, in turn.
-    name: str = env_choice("auto", DATASETS, IMAGE_SETS, own=DATASET)
+    name: str = choice("auto", DATASETS, own=DATASET, listed=IMAGE_SETS)
     # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), or an .npz of own
     # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
     root: str = ""

@@ -99,7 +99,7 @@ class Range(Rule):
 
     def __str__(self) -> str:
         note = f" ({self.note})" if self.note else ""
-        return f"in {self.ends[0]}{_plain(self.low)}, {_plain(self.high)}{self.ends[1]}{note}"
+        return f"in {self.ends[0]}{self.low:.15g}, {self.high:.15g}{self.ends[1]}{note}"
 
 
 class EnvDraw(NamedTuple):
@@ -109,11 +109,6 @@ class EnvDraw(NamedTuple):
     high: float
     log: bool  # its logarithm is what is uniform
     whole: bool = False  # whole numbers alone, low and high among them
-
-    @property
-    def rises(self) -> bool:
-        """Whether it is a range at all."""
-        return self.low < self.high and (not self.log or self.low > 0)
 
     def at(self, share: float) -> float:
         """The number that lies this share in [0, 1) of the way from low to high."""
@@ -135,10 +130,6 @@ class EnvRange(Range):
         whole = not self.whole or (isinstance(value, int | float) and value % 1 == 0)
         return whole and super().holds(value)
 
-    def numbers(self, value: EnvNumber) -> tuple[float, ...] | EnvDraw:
-        """Those of a setting: env i takes number i, modulo how many there are, or draws one."""
-        return env_numbers(value, self.whole)
-
     def check(self, setting: str, value: object) -> None:
         if not isinstance(value, str):
             super().check(setting, value)
@@ -150,8 +141,9 @@ class EnvRange(Range):
         check(0 < len(numbers) <= MAX_ITEMS, setting, value, str(self))
         for one in numbers[:2] if isinstance(numbers, EnvDraw) else numbers:
             check(self.holds(one), setting, one, str(self))
-        rises = not isinstance(numbers, EnvDraw) or numbers.rises
-        check(rises, setting, value, "a range that rises, of log_uniform from above 0")
+        if isinstance(numbers, EnvDraw):
+            rises = numbers.low < numbers.high and (numbers.low > 0 or not numbers.log)
+            check(rises, setting, value, "a range that rises, of log_uniform from above 0")
 
     def __str__(self) -> str:
         each = f"a list of at most {MAX_ITEMS} such numbers, of which envs take one in turn"
@@ -161,18 +153,26 @@ class EnvRange(Range):
 
 @dataclass(frozen=True)
 class Choice(Rule):
-    """One of several words, or a part of a user's own."""
+    """One of several words, a part of a user's own, or as text a list of the `listed` words."""
 
     words: tuple[str, ...]
     own: str = ""  # the kind of part that may be named instead, as `module:name`; see registry.py
+    listed: tuple[str, ...] = ()  # see `env_words`
 
     def holds(self, value: object) -> bool:
         """The existence of a user's part is checked when the run is built."""
-        return value in self.words or (self.own != "" and is_reference(str(value)))
+        words = env_words(str(value))
+        if words == (value,):
+            return value in self.words or (self.own != "" and is_reference(str(value)))
+        return len(words) <= MAX_ITEMS and set(words) <= set(self.listed)
 
     def __str__(self) -> str:
         own = f", or module:name of your own {self.own}" if self.own else ""
-        return "one of " + ", ".join(self.words) + own
+        text = "one of " + ", ".join(self.words) + own
+        if not self.listed:
+            return text
+        each = f"a list such as [{self.listed[0]},{self.listed[1]}] of at most {MAX_ITEMS} of"
+        return f"{text}, or {each} {', '.join(self.listed)}, of which envs take one in turn"
 
 
 @dataclass(frozen=True)
@@ -187,24 +187,6 @@ class TextPattern(Rule):
 
     def __str__(self) -> str:
         return self.described
-
-
-@dataclass(frozen=True)
-class EnvChoice(Choice):
-    """One of several words, or as text a list of the `listed` ones; see `env_words`."""
-
-    listed: tuple[str, ...] = ()
-
-    def holds(self, value: object) -> bool:
-        words = env_words(str(value))
-        if words == (value,):
-            return super().holds(value)
-        return len(words) <= MAX_ITEMS and set(words) <= set(self.listed)
-
-    def __str__(self) -> str:
-        listed = ", ".join(self.listed)
-        each = f"a list such as [{self.listed[0]},{self.listed[1]}] of at most {MAX_ITEMS} of"
-        return f"{super().__str__()}, or {each} {listed}, of which envs take one in turn"
 
 
 FOLDER_NAME = "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
@@ -263,13 +245,10 @@ def env_count(default: int, low: int, high: int, note: str = "") -> EnvNumber:
     return field(default=default, metadata={RULE: EnvRange(low, high, note=note, whole=True)})
 
 
-def env_weight(default: float) -> EnvNumber:
-    """A field as of `weight`, or for what gives each env its own."""
-    return env_number(default, 0, WEIGHT)
-
-
 def env_numbers(value: EnvNumber, whole: bool = False) -> tuple[float, ...] | EnvDraw:
-    """The numbers of a list, the ends of a range, or a number. ValueError for other texts."""
+    """The numbers of a list, of which env i takes number i modulo how many there are, the range
+    that envs draw of, or the one number. ValueError for other texts.
+    """
     if not isinstance(value, str):
         return (float(value),)
     plain = value.replace(" ", "")
@@ -301,14 +280,13 @@ def word(default: str, rule: TextPattern = FOLDER) -> str:
     return field(default=default, metadata={RULE: rule})
 
 
-def choice(default: str, words: tuple[str, ...], own: str = "") -> str:
-    """A field for one of `words`, or for a user's part of the kind `own`."""
-    return field(default=default, metadata={RULE: Choice(words, own)})
-
-
-def env_choice(default: str, words: tuple[str, ...], listed: tuple[str, ...], own: str = "") -> str:
-    """A field as of `choice`, or for a list of `listed` words, of which envs take one in turn."""
-    return field(default=default, metadata={RULE: EnvChoice(words, own, listed)})
+def choice(
+    default: str, words: tuple[str, ...], own: str = "", listed: tuple[str, ...] = ()
+) -> str:
+    """A field for one of `words`, for a user's part of the kind `own`, or for a list of `listed`
+    words, of which envs take one in turn.
+    """
+    return field(default=default, metadata={RULE: Choice(words, own, listed)})
 
 
 def choices(
@@ -333,8 +311,3 @@ def table(default: Mapping[str, float], low: float, high: float) -> dict[str, fl
     """A field for a number within the range for each key of `default`."""
     rule = NumberTable(tuple(default), Range(low, high))
     return field(default_factory=lambda: dict(default), metadata={RULE: rule})
-
-
-def _plain(end: float) -> str:
-    """1000000 rather than 1e+06."""
-    return str(int(end)) if float(end).is_integer() else str(end)

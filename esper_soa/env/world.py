@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper_soa.config.env import ENV_SETTINGS, EPISODE_LENGTH
 from esper_soa.config.nets import DATA_NAME, DataConfig, lr_factor
-from esper_soa.config.ranges import EnvDraw, EnvNumber, EnvSettings, env_words
+from esper_soa.config.ranges import EnvDraw, EnvNumber, EnvSettings, env_numbers, env_words
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
@@ -256,7 +256,7 @@ def values_of_envs(
     keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs)
     values = {}
     for name in names:
-        numbers = ENV_SETTINGS[name].numbers(settings[name])
+        numbers = env_numbers(settings[name], ENV_SETTINGS[name].whole)
         if isinstance(numbers, EnvDraw):
             own = streams.fold(keys, crc32(name.encode()))
             shares = streams.uniform(own, torch.zeros_like(own), STATE_FLOAT).tolist()
