@@ -90,6 +90,15 @@ def cache_folder() -> Path:
     return Path(home) / ".cache" / "esper_soa"
 
 
+def open_cache(name: str = "") -> Path:
+    """The cache folder, or the one of this name in it, by `open_folder`; raises FolderError."""
+    folder = cache_folder()
+    open_folder(folder)
+    if name:
+        open_folder(folder / name)
+    return folder / name
+
+
 def open_folder(path: Path) -> None:
     """Make the folder where it is missing, and close it to others where they could only read in it.
 

@@ -10,7 +10,7 @@ import tempfile
 
 import torch
 
-from esper_soa.config.paths import FolderError, cache_folder, open_folder
+from esper_soa.config.paths import FolderError, open_cache
 
 # the variable by which torch.compile is told where to keep things
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -60,9 +60,7 @@ def keep_compiled() -> str:
     if named and not torchs:
         return f"kept in {named}"
     try:
-        own = cache_folder()
-        for folder in (own, own / "inductor"):
-            open_folder(folder)
+        folder = open_cache("inductor")
     except FolderError as error:
         return f"kept for now, {error}"
     os.environ[FOLDER] = str(folder)

@@ -23,25 +23,18 @@ from pathlib import Path
 import tensordict
 import torch
 
-from esper_soa.config.paths import FolderError, cache_folder, open_folder, read_user_file
+from esper_soa.config.paths import FolderError, open_cache, open_folder, read_user_file
 from esper_soa.config.processor import this_processor
 from esper_soa.env.ahead import KERNELS, LibraryError, can_load, load_kernels
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 
+FOLDER = "step"  # of all keys, in the user's cache
 MANIFEST = "sha256.json"
 REFUSED = "refused"  # the entry of a manifest that says why there are no libraries
 FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
 KEPT_KEYS = 32  # of about a megabyte each; those that were used longest ago go
 BACKGROUND_STEPS = 64  # of each env, in the shortest run that has kernels compiled beside it
-
-
-def step_folder() -> Path:
-    """The folder of all keys, closed to others; FolderError where there can be none."""
-    folder = cache_folder() / "step"
-    for path in (folder.parent, folder):
-        open_folder(path)
-    return folder
 
 
 def unsupported(rules: EnvRules) -> str:
@@ -156,7 +149,7 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
     if reason:
         return EAGER._replace(reason=f"not compiled: {reason}")
     try:
-        folder = step_folder()
+        folder = open_cache(FOLDER)
         key = step_key(rules)
         manifest = find(folder, key)
         said = "" if manifest is not None else _compile(folder, key, rules, env_steps, wait)

@@ -33,6 +33,7 @@ from esper_soa.config.env import (
     RewardConfig,
     SignalsConfig,
 )
+from esper_soa.config.paths import open_cache
 from esper_soa.env.ahead import (
     KERNELS,
     LibraryError,
@@ -47,11 +48,11 @@ from esper_soa.runtime.compile_step import differs
 from esper_soa.runtime.signals import Interrupted, signal_handlers
 from esper_soa.runtime.step_cache import (
     FILES,
+    FOLDER,
     REFUSED,
     digests,
     find,
     only_compiler,
-    step_folder,
     step_key,
     store,
     stored_kernels,
@@ -69,7 +70,7 @@ SHORT = 4  # env-steps of a run that compiles nothing beside itself
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of step kernels of an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return step_folder()
+    return open_cache(FOLDER)
 
 
 def made_files(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from esper_soa.config.errors import UserError
-from esper_soa.config.paths import FolderError, cache_folder, open_folder
+from esper_soa.config.paths import FolderError, open_cache
 from esper_soa.runtime.files import write_text
 
 PACKAGE = "vl-convert-python"
@@ -31,8 +31,7 @@ def bundle() -> str:
     if not available():
         raise UserError(MISSING)
     try:
-        folder = cache_folder()
-        open_folder(folder)
+        folder = open_cache()
     except FolderError:
         return _build_program()
     path = folder / f"vega_{metadata.version(PACKAGE)}.js"

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.config.paths import DRAFT, FolderError, cache_folder, drop_old_drafts, open_folder
+from esper_soa.config.paths import DRAFT, FolderError, drop_old_drafts, open_cache
 from esper_soa.config.processor import Processor, this_processor
 from esper_soa.nets.engines.cpu.cache import NativeError, load_cached, load_stored, store
 from esper_soa.nets.engines.cpu.compiler import (
@@ -55,8 +55,7 @@ def library_key(processor: Processor | None = None) -> str:
 def build() -> Path:
     """Path of the compiled kernels, compiled if they are not in the cache; raises NativeError."""
     try:
-        folder = cache_folder()
-        open_folder(folder)
+        folder = open_cache()
     except FolderError as error:
         raise NativeError(str(error)) from error
     key = library_key()
