@@ -59,29 +59,21 @@ OPTIONS: dict[str, str | bool | int] = {
 }
 
 
-class FlatKernel(torch.nn.Module):
-    """A kernel over the tensors of its records."""
-
-    def __init__(self, name: str, rules: EnvRules, inputs: tuple[Record, ...]) -> None:
-        super().__init__()
-        self.name = name
-        self.rules = rules
-        self.inputs = inputs
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of its results."""
-        records = rebuild(self.inputs, iter(tensors))
-        return tuple(leaves(KERNELS[self.name](self.rules, *records)))
-
-
 def compile_kernel(
     name: str, rules: EnvRules, inputs: tuple[Record, ...], work: Path, draft: Path
 ) -> None:
     """Make the files of the kernel in `draft`, for any N unless the rules are of a fixed N."""
+
+    class FlatKernel(torch.nn.Module):
+        """The kernel over the tensors of its records."""
+
+        def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+            return tuple(leaves(KERNELS[name](rules, *rebuild(inputs, iter(given)))))
+
     tensors = tuple(leaf.contiguous() for leaf in leaves(inputs))
     dims = {0: Dim("N", min=1)} if rules.reward.split is None else {}
     program = export(
-        FlatKernel(name, rules, inputs),
+        FlatKernel(),
         tensors,
         dynamic_shapes=(tuple(dims for _ in tensors),),
         strict=False,
