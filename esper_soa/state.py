@@ -98,11 +98,8 @@ def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
     """Whether tensors are equal to the bit, in dtype and shape too; so NaN may equal NaN."""
     pairs = [*zip(mine, theirs, strict=True)]
     same = all(one.dtype == other.dtype for one, other in pairs)
-    return same and all(torch.equal(_as_integers(one), _as_integers(other)) for one, other in pairs)
-
-
-def _as_integers(tensor: Tensor) -> Tensor:
-    return tensor.view(INTEGERS[tensor.element_size()])
+    bits = [[one.view(INTEGERS[one.element_size()]) for one in pair] for pair in pairs]
+    return same and all(torch.equal(*pair) for pair in bits)
 
 
 class Slots(TensorClass["tensor_only", "frozen"]):

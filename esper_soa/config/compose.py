@@ -83,10 +83,10 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> settings
     first = next(iter(worlds.values()))
     if len(worlds) == 1:
         return first
-    parts = {}
-    for name, one in worlds.items():
-        fields = {field: getattr(one, field) for field in settings.OF_A_TASK}
-        parts[name] = settings.WorldConfig(**fields)
+    parts = {
+        name: settings.WorldConfig(**{field: getattr(one, field) for field in settings.OF_A_TASK})
+        for name, one in worlds.items()
+    }
     return replace(first, tasks=list(entries), worlds=parts)
 
 

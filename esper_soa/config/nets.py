@@ -306,10 +306,9 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions."""
     if task.host == "transformer":
         cfg = task.transformer
-        numbers = range(cfg.segments)
         last = max(cfg.segments - 1, 1)
-        places = ((f"r0c{i}", 0, i, cfg.width, cfg.context, i / last, 1) for i in numbers)
-        return tuple(SlotSpec(*place) for place in places)
+        places = ((f"r0c{i}", 0, i, cfg.width, cfg.context, i / last) for i in range(cfg.segments))
+        return tuple(SlotSpec(*place, axes=1) for place in places)
 
     def slot(row: int, block: int) -> SlotSpec:
         depth = block / (task.num_blocks - 1)

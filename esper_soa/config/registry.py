@@ -27,6 +27,7 @@ DATASET = "dataset"
 REWARD = "reward"
 AGENT = "agent"
 TOPOLOGY = "_esper_soa_topology"  # of a blueprint's features, see config/nets.py
+MARK = "_esper_soa_"  # begins the attribute of a part that has its name, the kind ends it
 NAME = r"[A-Za-z_][\w-]{0,59}"
 REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
 Part = Callable[..., object]
@@ -94,7 +95,7 @@ def _make_decorator(kind: str, name: str, **attributes: str) -> Mark:
         raise ValueError(f"{kind} {name!r}: {reason}")
 
     def mark(part: Marked) -> Marked:
-        for attribute, value in (attributes | {_mark(kind): name}).items():
+        for attribute, value in (attributes | {MARK + kind: name}).items():
             setattr(part, attribute, value)
         return part
 
@@ -113,7 +114,7 @@ def name_in(reference: str) -> str:
 
 def marked_name(kind: str, part: object) -> str | None:
     """The name that `part` itself, not a base class, is marked with as of this kind, or None."""
-    return vars(part).get(_mark(kind)) if hasattr(part, "__dict__") else None
+    return vars(part).get(MARK + kind) if hasattr(part, "__dict__") else None
 
 
 def reference_to(kind: str, part: Part) -> str:
@@ -178,7 +179,3 @@ def num_required(part: Part) -> int:
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     parameters = signature(part).parameters.values()
     return sum(one.kind in kinds and one.default is Parameter.empty for one in parameters)
-
-
-def _mark(kind: str) -> str:
-    return f"_esper_soa_{kind}"

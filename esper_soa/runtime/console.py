@@ -127,8 +127,7 @@ def ending_with_status() -> Iterator[None]:
             exit_with(error)
         except OSError as error:
             problem = f"cannot be written ({reason_of(error)})"
-            print(f"error: {error.filename}: {problem}", file=sys.stderr)
-            sys.exit(1)
+            exit_with(IncompleteError(f"{error.filename}: {problem}"))
 
 
 def make_callable(module: str, home: str, function: str) -> None:
