@@ -121,8 +121,7 @@ class Simulator:
         elif name != "ppo":
             self.agent = rule_player(settings, name, "policy.name")
         else:
-            player = import_module(PLAYERS).build_player(settings, self.world)
-            self.agent = player.agent
+            self.agent = import_module(PLAYERS).build_player(settings, self.world).agent
 
     def _build(self, seed: int) -> None:
         with memory_errors(UserError):

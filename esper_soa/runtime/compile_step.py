@@ -106,12 +106,7 @@ def example_envs(rules: EnvRules) -> int:
     """An N that no other size of the kernels has: export would take them for the same."""
     if rules.reward.split is not None:
         return len(rules.reward.split.place)
-    sizes = {
-        size
-        for record in example_inputs(rules, 1)
-        for leaf in leaves(record)
-        for size in leaf.shape
-    }
+    sizes = {size for leaf in leaves(example_inputs(rules, 1)) for size in leaf.shape}
     return next(number for number in count(11) if number not in sizes)
 
 
