@@ -34,11 +34,11 @@ def proof(records: Records) -> list[str]:
 
 SHORT = {  # players of the README's table, in its words
     LEARNED: "grown by `grower`",
-    "schedule": "grown by a fixed schedule",
     "wait": "the same hosts, without growth",
     "static_large": "a plain host of the grown size",
     "static_final": "the final grown networks, trained from scratch",
     "random": "grown at random",
+    "heuristic": "grown by hand-written rules (`heuristic`)",
 }
 
 
