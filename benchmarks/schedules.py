@@ -41,7 +41,7 @@ NOISES = (3.0, 10.0, 30.0, 100.0)
 class Schedule(NamedTuple):
     """A blueprint for each slot, and the env-step at which it germinates there; 0: never.
 
-    Seeds fossilise as soon as they may.
+    Seeds fossilize as soon as they may.
     """
 
     blueprints: tuple[str, ...]

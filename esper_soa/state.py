@@ -347,7 +347,7 @@ class Attribution(TensorClass["tensor_only", "frozen"]):
     shapley_error: Tensor  # float64 [N, S], standard error of a sampled value, else 0
     total: Tensor  # float64 [N], accuracy - accuracy with every ablated seed off
     total_known: Tensor  # bool [N], at least one seed was ablated
-    committed: Tensor  # float64 [N], accuracy with every non-fossilised ablated seed off
+    committed: Tensor  # float64 [N], accuracy with every non-fossilized ablated seed off
 
 
 class ActionOutcome(TensorClass["tensor_only", "frozen"]):

@@ -234,6 +234,10 @@ def test_kept_tokens_that_were_cut_or_changed_are_those_of_the_text(
         kept.write_bytes(edited(plain, edits))
         assert text_of("text.txt", tokenizer=str(tokenizer)).identity == whole.identity
 
+    first, second = len(plain) - 8, len(plain) - 4
+    swapped = [(first, 4, plain[second:]), (second, 4, plain[first:second])]
+    assert edited(plain, swapped) != plain  # and as good as tokens, but in another order
+    check(swapped, [])
     fuzz(count, check)
 
 

@@ -58,7 +58,7 @@ TOY = [
 ]
 
 
-# Seeds of one kind that are germinated, blended and fossilised within an episode.
+# Seeds of one kind that are germinated, blended and fossilized within an episode.
 SCHEDULE = [
     "policy=schedule",
     "policy.schedule.blueprint=toy_domain:shift",
@@ -107,7 +107,7 @@ def test_subset_rows_are_the_accuracies_without_the_seeds_left_out(
     names = ("step", "env", "subset", "accuracy")
     columns = read_table(grown.path, "subsets", [2])
     rows = [row for row in zip(*map(columns.get, names), strict=True) if row[0] == 12]
-    assert len(rows) == 4 * 2  # one seed of each host has fossilised
+    assert len(rows) == 4 * 2  # one seed of each host has fossilized
     for _, env, subset, accuracy in rows:
         net = grown.export(env)
         assert "r0c0" in dict(net.named_children())

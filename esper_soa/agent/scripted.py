@@ -130,7 +130,7 @@ class HeuristicChoice(NamedTuple):
 
 
 class HeuristicPolicy:
-    """Hand-written rules: germinate on a plateau, advance, prune failures, fossilise gains."""
+    """Hand-written rules: germinate on a plateau, advance, prune failures, fossilize gains."""
 
     def __init__(self, cfg: HeuristicConfig, blueprints: Sequence[str]) -> None:
         fits = set(cfg.blueprint_rotation) <= set(blueprints)

@@ -94,7 +94,7 @@ class PPOConfig(Settings, path="policy.ppo."):
 
 @dataclass
 class ScheduleConfig(Settings, path="policy.schedule."):
-    """Fixed lifecycle per slot: germinate, advance, fossilise at declared env-steps, else wait.
+    """Fixed lifecycle per slot: germinate, advance, fossilize at declared env-steps, else wait.
 
     Where several slots are due at one env-step, the first of them that may act does. An op that is
     due but not legal yet is done as soon as it is; a slot whose seed was pruned takes another one.
@@ -133,7 +133,7 @@ class HeuristicConfig(Settings, path="policy.heuristic."):
     penalty_decay: float = number(0.5, 0, 1)  # factor per env-step
     penalty_threshold: float = weight(3.0)  # from which a blueprint is passed over
     ransomware_contribution: float = number(0.1, -100, 100)  # percent points; more than this, and
-    # Less than this: pruned instead of fossilised.
+    # Less than this: pruned instead of fossilized.
     ransomware_total_improvement: float = number(0.0, -100, 100)
 
 

@@ -224,7 +224,7 @@ class RewardConfig(Settings, path="reward."):
     set_alpha_target_cost: float = signed(-0.005)  # all that it pays
     advance_from_training_penalty: float = signed(-0.1)  # all that it pays
     germinate_with_seed_penalty: float = signed(-0.3)  # in a slot that is taken
-    # fossilising
+    # fossilizing
     invalid_fossilize_penalty: float = signed(-1.0)  # of a seed that is not holding
     fossilize_base_bonus: float = signed(0.5)  # of a proven seed
     fossilize_contribution_scale: float = signed(0.1)  # per point of its contribution

@@ -36,7 +36,7 @@ def watch(
     """Judge the validation loss [N] of this env-step, before it is recorded.
 
     Returns the state, whose `guard` holds the verdict, and bool [N]: envs of which a snapshot is to
-    be taken now. One is due every `snapshot_steps` env-steps and after a fossilisation, and waits
+    be taken now. One is due every `snapshot_steps` env-steps and after a fossilization, and waits
     until the env is healthy: it neither panics nor is in a run of divergent losses.
     """
     guard, panic, reason = check_panic(state.guard, loss, math.log(num_classes), cfg)

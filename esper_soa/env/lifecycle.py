@@ -187,7 +187,7 @@ def execute_orders(
 def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
     """int64 [N, S]: the next stage of seeds that pass its gate, the present one of all others.
 
-    ADVANCE leads no further than HOLDING: a seed is fossilised by an action of its own.
+    ADVANCE leads no further than HOLDING: a seed is fossilized by an action of its own.
     """
     following = stage
     for (before, after), gate in zip(ADVANCES, (gates.g1, gates.g2, gates.g3), strict=True):

@@ -31,7 +31,7 @@ class Outcomes(NamedTuple):
     fossilized: Tensor  # int64
     contributing: Tensor  # int64, fossils that gained at least 1 point
     pruned: Tensor  # int64
-    unfinished: Tensor  # int64, seeds that the end found neither fossilised nor pruned
+    unfinished: Tensor  # int64, seeds that the end found neither fossilized nor pruned
     num_steps: Tensor  # int64
 
 

@@ -35,7 +35,7 @@ RENT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
 ACTIVE_STAGES = (*UNPROVEN_STAGES, Stage.BLENDING, Stage.HOLDING, Stage.EMBARGOED, Stage.RESETTING)
 HINDSIGHT_WEIGHT = 0.1
-HINDSIGHT_CAP = 0.2  # per fossilisation
+HINDSIGHT_CAP = 0.2  # per fossilization
 HINDSIGHT_SLOPE = 0.1
 # what the reward reads of slots as it is
 AGES = ("stage", "stage_age", "previous_stage", "previous_stage_age", "seed_age")
@@ -159,7 +159,7 @@ def adjust(
 ) -> RewardTerms:
     """Add what does not depend on the mode: payments at the last env-step, those pending in `due`.
 
-    A seed that is fossilised by the last action keeps its escrow.
+    A seed that is fossilized by the last action keeps its escrow.
     """
     last = inputs.step == inputs.max_steps
     parts = {}
@@ -237,7 +237,7 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
 
 
 def hindsight_credit(boosts: Tensor, fossil: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
-    """Credit float64 [N] for boosts to the seeds `fossil` (bool [N, S]), fossilised at `step` [N].
+    """Credit float64 [N] for boosts to the seeds `fossil` (bool [N, S]), fossilized at `step` [N].
 
     A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that
     is positive, counts HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA

@@ -37,7 +37,7 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
     ratio_penalty: Tensor  # contribution that the total does not support
     blending_warning: Tensor
     holding_warning: Tensor
-    pbrs_bonus: Tensor  # potential-based shaping over stages
+    pbrs_bonus: Tensor  # shaping over stages
     synergy_bonus: Tensor
     compute_rent: Tensor
     flop_rent: Tensor  # net mode: what training cost
@@ -45,7 +45,7 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
     occupancy_rent: Tensor
     fossilized_rent: Tensor
     action_shaping: Tensor  # costs and bonuses of the op itself
-    fossilize_bonus: Tensor  # basic modes: paid when a seed is fossilised
+    fossilize_bonus: Tensor  # basic modes: paid when a seed is fossilized
     drip: Tensor  # basic modes: paid later, from the pools of fossils
     terminal_bonus: Tensor
     loss_change: Tensor  # loss mode
@@ -150,7 +150,7 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
 
 
 def _is_refused(inputs: RewardInputs) -> Tensor:
-    """bool [N, S]: a seed earns nothing if it is fossilised while all seeds together do harm."""
+    """bool [N, S]: a seed earns nothing if it is fossilized while all seeds together do harm."""
     harmful = column(inputs.total < 0)
     return (term.slot_op(inputs) == Op.FOSSILIZE) & inputs.has_seed & harmful
 
@@ -210,7 +210,7 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
 
 
 def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, Tensor]:
-    """What fossilising each slot's seed pays at once, and the drip pool it leaves, both [N, S]."""
+    """What fossilizing each slot's seed pays at once, and the drip pool it leaves, both [N, S]."""
     contribution = inputs.contribution
     total = column(inputs.total).expand_as(contribution)
     joint = term.joint_gain(total, contribution, cfg)

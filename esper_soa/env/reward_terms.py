@@ -186,7 +186,7 @@ def occupancy_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 
 def holding_share(inputs: RewardInputs) -> Tensor:
-    """Share of the fossilisation bonus that the time in HOLDING has earned, [N, S] in [0, 1]."""
+    """Share of the fossilization bonus that the time in HOLDING has earned, [N, S] in [0, 1]."""
     return (inputs.stage_age.to(STATE_FLOAT) / FULL_HOLDING_STEPS).clamp(max=1.0)
 
 

@@ -58,7 +58,7 @@ def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
     """A fresh state with the seeds of `topology` in its slots, as fossils of this env-step.
 
     Weights are set before the first training pass, as those of any newborn. Each counts as one
-    germinated and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Style,
+    germinated and fossilized. A fossil of an alpha below 1 keeps it, its ramp at rest there. Style,
     tempo and goal, by which seeds blend, stay those of an empty slot. Raises ValueError where the
     topology is of other hosts.
     """

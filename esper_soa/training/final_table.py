@@ -286,7 +286,7 @@ def fact_lines(summary: Summary) -> list[str]:
     work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
     return [
         f"seeds    {seeds['germinated']} germinated, {seeds['blended']} blended, "
-        f"{seeds['fossilized']} fossilised, {seeds['pruned']} pruned",
+        f"{seeds['fossilized']} fossilized, {seeds['pruned']} pruned",
         *[f"governor {summary.rollbacks} rollbacks to a snapshot"] * bool(summary.rollbacks),
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
         f"outcome  {front} of accuracy, stability and size{front_text}",

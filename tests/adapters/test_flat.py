@@ -50,9 +50,9 @@ def test_an_illegal_last_action_is_told_with_the_next_round(played: Played) -> N
     envs.reset()
     for _ in range(STEPS - 1):
         envs.step(torch.zeros(ENVS, len(HEAD_NAMES), dtype=torch.int64))
-    fossilise = torch.zeros(ENVS, len(HEAD_NAMES), dtype=torch.int64)
-    fossilise[1, OP] = Op.FOSSILIZE
-    assert envs.step(fossilise).info.illegal.tolist() == [False, True, False]
+    fossilize = torch.zeros(ENVS, len(HEAD_NAMES), dtype=torch.int64)
+    fossilize[1, OP] = Op.FOSSILIZE
+    assert envs.step(fossilize).info.illegal.tolist() == [False, True, False]
 
 
 def test_features_say_which_blueprint_stands_where() -> None:

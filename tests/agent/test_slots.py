@@ -147,10 +147,10 @@ def test_slots_of_equal_features_differ_by_their_place_alone() -> None:
 def test_which_slot_depends_on_the_op() -> None:
     policy = opinionated(some_slots(3))
     features = torch.randn(width_of(3), generator=torch.Generator().manual_seed(5))
-    prune, fossilise = (
+    prune, fossilize = (
         torch.stack(slot_choices(policy, features, op))[:, SLOT] for op in (Op.PRUNE, Op.FOSSILIZE)
     )
-    assert (prune - fossilise).abs().min() > 1e-4
+    assert (prune - fossilize).abs().min() > 1e-4
 
 
 def test_which_blueprint_depends_on_which_slot_was_chosen() -> None:

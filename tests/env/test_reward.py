@@ -18,7 +18,7 @@ from esper_soa.state import ActionOutcome, EnvState
 from esper_soa.vocabulary import Blend, Op, Stage
 
 STEPS = 6
-FOSSILISE = (Op.FOSSILIZE, Op.FOSSILIZE)
+FOSSILIZE = (Op.FOSSILIZE, Op.FOSSILIZE)
 
 
 def two_envs(step: int, **slots: object) -> EnvState:
@@ -243,8 +243,8 @@ def test_seeds_that_came_to_nothing_are_clawed_back_at_the_last_env_step_only() 
     assert not ask(two_envs(STEPS, **fields), mode="basic")[0].clawback.any()
 
 
-def test_a_seed_fossilised_at_the_last_env_step_keeps_its_escrow() -> None:
-    # both slots hold 1.5; env 0 waits and loses both credits, env 1 fossilises slot 0 and loses
+def test_a_seed_fossilized_at_the_last_env_step_keeps_its_escrow() -> None:
+    # both slots hold 1.5; env 0 waits and loses both credits, env 1 fossilizes slot 0 and loses
     # that of slot 1
     fields = {"stage": Stage.HOLDING, "stage_age": 5, "escrow": 1.5}
     terms, _ = ask(two_envs(STEPS, **fields), op=(Op.WAIT, Op.FOSSILIZE), mode="escrow")
@@ -280,7 +280,7 @@ def test_a_drip_pool_opens_when_the_seed_became_a_fossil_and_is_emptied_but_not_
     # scale .182; drip_paid is of pools before
     state = two_envs(2, stage=[Stage.HOLDING, Stage.EMPTY], stage_age=[5, 0], drip_paid=0.5)
     known = {"contribution": (2.0, 0.0), "measured": (True, False), "mode": "basic_plus"}
-    _, state = ask(state, op=FOSSILISE, max_drip_per_step=0.5, **known)
+    _, state = ask(state, op=FOSSILIZE, max_drip_per_step=0.5, **known)
     assert state.slots.drip_total[0].tolist() == pytest.approx([0.91, 0.0])
     assert not state.slots.drip_live.any()
     stages = [[Stage.FOSSILIZED, Stage.EMPTY], [Stage.HOLDING, Stage.EMPTY]]
@@ -297,7 +297,7 @@ def test_a_drip_pool_opens_when_the_seed_became_a_fossil_and_is_emptied_but_not_
 def test_a_second_attempt_without_bonus_leaves_no_pool_behind() -> None:
     state = two_envs(2, stage=[Stage.HOLDING, Stage.EMPTY], stage_age=[5, 0])
     for contribution in (2.0, -2.0):
-        _, state = ask(state, (contribution, 0.0), (True, False), FOSSILISE, mode="basic_plus")
+        _, state = ask(state, (contribution, 0.0), (True, False), FOSSILIZE, mode="basic_plus")
     assert not state.slots.drip_total.any()
     assert not settled(state, [True, True]).slots.drip_live.any()
 

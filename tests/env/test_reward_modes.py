@@ -138,7 +138,7 @@ def test_a_young_seed_that_is_not_scored_spares_its_host_no_rent() -> None:
 # tests/parity have no row
 
 LAST = {"step": 150}
-FOSSILISE = {"op": Op.FOSSILIZE, "stage": Stage.HOLDING, "stage_age": 5}
+FOSSILIZE = {"op": Op.FOSSILIZE, "stage": Stage.HOLDING, "stage_age": 5}
 GAIN = {"contribution": 1.0, "total": 1.0}
 DRIP = {"drip_live": 1.0, "drip_scale": 0.01, "drip_left": 9.0}
 YOUNG = {"stage": Stage.TRAINING, "seed_age": 4}
@@ -159,10 +159,10 @@ NET = {"accuracy_delta": -1.5, "host_params": 6000, "total_params": 18_000, "max
         # five typical changes of 0.05 count, of weight 5; a rise costs half
         ("loss", {"loss_delta": torch.inf}, "total", -12.5),
         # a seed proven while it was held, 0.3 + 0.5 * 1; not one that holds its host to ransom
-        ("basic", FOSSILISE | GAIN, "fossilize_bonus", 0.8),
-        ("basic", FOSSILISE | GAIN | {"contribution": 0.99}, "fossilize_bonus", -0.2),
-        ("basic", FOSSILISE | {"contribution": 0.101, "total": 0.0}, "fossilize_bonus", -0.5),
-        ("basic", FOSSILISE | {"contribution": 0.1, "total": 0.0}, "fossilize_bonus", -0.2),
+        ("basic", FOSSILIZE | GAIN, "fossilize_bonus", 0.8),
+        ("basic", FOSSILIZE | GAIN | {"contribution": 0.99}, "fossilize_bonus", -0.2),
+        ("basic", FOSSILIZE | {"contribution": 0.101, "total": 0.0}, "fossilize_bonus", -0.5),
+        ("basic", FOSSILIZE | {"contribution": 0.1, "total": 0.0}, "fossilize_bonus", -0.2),
         # a drip is between its limits and what is left
         ("basic_plus", DRIP | {"drip_contribution": 2.0}, "total", 0.02),
         ("basic_plus", DRIP | {"drip_contribution": 11.0}, "total", 0.1),

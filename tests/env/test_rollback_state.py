@@ -142,7 +142,7 @@ def test_a_panicking_env_shows_the_last_recorded_numbers_and_measures_nothing() 
     assert signals.val_loss[1] == 1.0
 
 
-def test_a_fossilisation_asks_for_a_snapshot() -> None:
+def test_a_fossilization_asks_for_a_snapshot() -> None:
     steps = list(play_state(tiny_rules(3, 40), 16, seed=13))
     fossilized = torch.stack([step.result.outcome.fossilized for step in steps])
     asked = torch.stack([step.result.state.guard.snapshot_due for step in steps])

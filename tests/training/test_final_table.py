@@ -105,7 +105,7 @@ measured 2 hosts x 1 episode (the last round), each on all 2,000 test images
 chosen   best host by accuracy on V=128 of 1,000 validation images, which rewards see too
 control  without growth: 10 env-steps on the same seeds, data order and images
 interval 95% t interval of 2 paired differences, over hosts and episodes
-seeds    9 germinated, 6 blended, 4 fossilised, 2 pruned
+seeds    9 germinated, 6 blended, 4 fossilized, 2 pruned
 reward   -1.25 per episode in the last of 3 rounds
 outcome  4 episodes on the Pareto front of accuracy, stability and size, hypervolume 43.12
 speed    2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)
@@ -148,7 +148,7 @@ trial: cifar_baseline on fashion32 (embedded), policy ppo from grower, cpu
   data.name=a           2               50.00        7,000
 measured 2 hosts x 2 episodes (the last rounds), each on all test windows of its data set
 chosen   best host by accuracy on {seen}
-seeds    9 germinated, 6 blended, 4 fossilised, 2 pruned
+seeds    9 germinated, 6 blended, 4 fossilized, 2 pruned
 governor 3 rollbacks to a snapshot
 reward   -1.25 per episode in the last of 3 rounds
 outcome  4 episodes on the Pareto front of accuracy, stability and size

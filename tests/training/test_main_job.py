@@ -90,7 +90,7 @@ def test_every_reward_mode_writes_components_that_sum_to_the_total(
 
 
 def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> None:
-    # the schedule germinates at env-step 1, advances at 2, 4 and 9, and fossilises at 10
+    # the schedule germinates at env-step 1, advances at 2, 4 and 9, and fossilizes at 10
     summary = play(
         tmp_path / "run",
         "policy=schedule",

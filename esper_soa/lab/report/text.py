@@ -119,7 +119,7 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
         sum(int(number(line, "seeds", outcome) or 0) for line in run.rounds)
         for outcome in ("germinated", "fossilized", "pruned")
     )
-    fates = f"{fossilized:,} fossilised, {pruned:,} pruned"
+    fates = f"{fossilized:,} fossilized, {pruned:,} pruned"
     eps = number(run.summary, "speed", "eps") or number(last, "eps")
     wall = number(run.summary, "wall_seconds")
     work = f"{run.settings.get('envs', '?')} hosts x {run.settings.get('steps', '?')} env-steps"

@@ -119,7 +119,7 @@ def test_the_numbers_beside_the_verdict_of_one_run_are_those_of_its_end_or_its_l
         "parameters of a host": ("7,000", "6,418 without growth"),
         "training of a host": ("4 GFLOP", "3 GFLOP without growth"),
         "rounds": ("2", "of 4; 2 hosts x 5 env-steps"),
-        "seeds germinated": ("8", "4 fossilised, 2 pruned"),
+        "seeds germinated": ("8", "4 fossilized, 2 pruned"),
         "speed": ("40.0", "env-steps/s; 1m00s in all"),
     }
     assert playing == {

@@ -50,7 +50,7 @@ QUESTIONS = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 @pytest.fixture(scope="module", params=some_of(["random", "schedule"], "schedule"))
 def player(request: pytest.FixtureRequest) -> str:
-    """Random play prunes much and fossilises nothing; a schedule the other way round."""
+    """Random play prunes much and fossilizes nothing; a schedule the other way round."""
     return str(request.param)
 
 
