@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
 
 def _part(name: str) -> ModuleType:
-    return import_module(f"esper_soa.nets.engines.{name}")
+    return import_module(f"esper_soa.nets.{name}")
 
 
 def _blueprints(trial: Trial) -> list[str]:
@@ -64,12 +64,12 @@ def _native(trial: Trial) -> EngineChoice:
     nets = trial.nets
     sequences = _takes_sequences(trial)
     if sequences:
-        reason = _part("cpu.sequences").obstacle(nets.shape)
+        reason = _part("engines.cpu.sequences").obstacle(nets.shape)
     else:
         own = nets.task.host_name, nets.shape, _blueprints(trial)
-        reason = _kernel_obstacle(trial) or _part("cpu.engine").obstacle(*own)
+        reason = _kernel_obstacle(trial) or _part("engines.cpu.engine").obstacle(*own)
     wanted = trial.device, TorchEngine(), nets.precision, reason, sequences
-    return cast(EngineChoice, _part("cpu.proof").choose_native(*wanted))
+    return cast(EngineChoice, _part("engines.cpu.proof").choose_native(*wanted))
 
 
 def _native_obstacle(trial: Trial) -> str:
@@ -79,11 +79,11 @@ def _native_obstacle(trial: Trial) -> str:
 
 def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
-    support = _part("gpu.support")
+    support = _part("engines.gpu.support")
     reason: str = _kernel_obstacle(trial) or support.unavailable_reason(trial.device)
     if reason:
         return reason
-    shared = _part("gpu.tile_sizes").shared_limit(trial.device)
+    shared = _part("engines.gpu.tile_sizes").shared_limit(trial.device)
     work = nets.precision, trial.sizes.batch_size, shared
     reason = support.obstacle(nets.shape, _blueprints(trial), *work)
     return reason or _memory_obstacle(trial)
@@ -109,13 +109,13 @@ def _graphs_obstacle(trial: Trial) -> str:
 
 def _native_engine(trial: Trial, choice: EngineChoice) -> Engine:
     if _takes_sequences(trial):
-        return cast(Engine, _part("cpu.sequences").SequenceEngine(choice, TorchEngine()))
-    return cast(Engine, _part("cpu.engine").CpuEngine(choice))
+        return cast(Engine, _part("engines.cpu.sequences").SequenceEngine(choice, TorchEngine()))
+    return cast(Engine, _part("engines.cpu.engine").CpuEngine(choice))
 
 
 def _triton(trial: Trial, choice: EngineChoice, capture: bool) -> Engine:
     steps: StepCache = StepCache(capture, device=trial.device)
-    return cast(Engine, _part("gpu.support").load_engine(steps, choice))
+    return cast(Engine, _part("engines.gpu.support").load_engine(steps, choice))
 
 
 ENGINES = {  # by the names in config.ENGINES
