@@ -50,6 +50,7 @@ class Listing(Callback):
         self.calls: list[tuple] = []
 
     def on_run_start(self, run: TaskRun) -> None:
+        assert len(vars(run)) <= 10  # what callbacks are handed is small
         self.calls.append(("start", run.totals.rounds_done))
 
     def on_round_end(self, run: TaskRun, metrics: Mapping) -> None:

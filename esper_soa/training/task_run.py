@@ -7,6 +7,7 @@ from dataclasses import InitVar, asdict, dataclass
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from operator import sub
+from typing import NamedTuple
 
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.registry import is_reference
@@ -30,10 +31,25 @@ from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.resume import RunTotals
+from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import Session
 from esper_soa.training.task_files import TaskFiles
 from esper_soa.training.verdict import Episode, HostScore, control_text
 from esper_soa.vocabulary import NUM_BLUEPRINTS
+
+
+class Before(NamedTuple):
+    """What earlier processes did of a run."""
+
+    rounds: int = 0
+    env_steps: int = 0  # of all envs
+
+
+class Control(NamedTuple):
+    """The last rounds, as the control played them."""
+
+    score: HostScore
+    cut_off: int  # env-steps that it did not play, as episodes had ended early
 
 
 @dataclass(eq=False)
@@ -41,22 +57,29 @@ class TaskRun:
     """One task of a run. Where ranks share out the envs, each has one, all alike."""
 
     cfg: TrainConfig  # as if the task were alone
-    session: Session  # in the folder of the task
+    in_folder: InitVar[Session]  # of the task
     world: World
     player: Player
     ranks: Ranks
     others: InitVar[Sequence[Callback]]  # callbacks beside the settings' own
 
-    def __post_init__(self, others: Sequence[Callback]) -> None:
-        self.folder = self.session.folder
-        self.files = TaskFiles(self.cfg, self.session, self.world, self.ranks)
+    def __post_init__(self, in_folder: Session, others: Sequence[Callback]) -> None:
+        self.files = TaskFiles(self.cfg, in_folder, self.world, self.ranks)
         self.totals = RunTotals()
-        self.rounds_before = 0  # rounds that earlier processes have done
-        self.env_steps_before = 0  # of all envs, in these
-        self.control: HostScore | None = None  # of the last rounds
-        self.control_cut_off = 0  # env-steps it did not play, as episodes had ended early
+        self.before = Before()
+        self.control: Control | None = None
         self.callbacks = make_callbacks(self.cfg, others)
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
+
+    @property
+    def session(self) -> Session:
+        """Console, log, and what could not be written."""
+        return self.files.session
+
+    @property
+    def folder(self) -> RunFolder:
+        """Paths of the files of the task."""
+        return self.session.folder
 
     @property
     def place(self) -> str:
@@ -67,8 +90,7 @@ class TaskRun:
     def restore(self, saved: resume.SavedTask) -> None:
         """Continue after the rounds of `saved`."""
         self.totals = saved.progress
-        self.rounds_before = self.totals.rounds_done
-        self.env_steps_before = self.totals.env_steps(self.cfg)
+        self.before = Before(self.totals.rounds_done, self.totals.env_steps(self.cfg))
 
     def content(self) -> dict:
         """The part of the task in a checkpoint, see SavedTask."""
@@ -175,8 +197,8 @@ class TaskRun:
             played = hosts, Round(number, progress, label), self.ranks, record
             results.append(play_control(cfg.control, cfg, self.world, *played))
         all_played = len(results) * cfg.envs * cfg.steps
-        self.control_cut_off = all_played - sum(result.env_steps for result in results)
-        self.control = self.score(cfg.control, results)
+        cut_off = all_played - sum(result.env_steps for result in results)
+        self.control = Control(self.score(cfg.control, results), cut_off)
 
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
@@ -194,6 +216,7 @@ class TaskRun:
         """The record of the final table and of summary.json."""
         cfg = self.cfg
         totals = self.totals
+        control = self.control
         recorder = self.files.recorder
         env_steps = totals.env_steps(cfg)
         rows = totals.alpha_rows / totals.rounds_done
@@ -208,7 +231,7 @@ class TaskRun:
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, totals.recent),
-            control=self.control,
+            control=None if control is None else control.score,
             perplexity=self.world.data.spec.perplexity,
             test_images=len(self.world.data.test_labels),
             validation_images=len(self.world.data.val_labels),
@@ -218,9 +241,9 @@ class TaskRun:
             wall_seconds=time.monotonic() - self.session.begin,
             pareto=totals.pareto(),
             rollbacks=totals.seeds.get("rollbacks", 0),
-            rounds_before=self.rounds_before,
-            env_steps_before=self.env_steps_before,
-            control_cut_off=self.control_cut_off,
+            rounds_before=self.before.rounds,
+            env_steps_before=self.before.env_steps,
+            control_cut_off=0 if control is None else control.cut_off,
             samples=self.world.data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={

@@ -99,9 +99,12 @@ class ImageSet:
 
     def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
         """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B]."""
-        name = "val" if part == "validation" else part
-        images, labels = (vars(self)[f"{name}_{kind}"][places] for kind in ("images", "labels"))
-        return images.permute(0, 3, 1, 2) / 255, labels
+        images, labels = {
+            "train": (self.train_images, self.train_labels),
+            "validation": (self.val_images, self.val_labels),
+            "test": (self.test_images, self.test_labels),
+        }[part]
+        return images[places].permute(0, 3, 1, 2) / 255, labels[places]
 
     def facts(self) -> dict[str, str]:
         record = origin(self)
