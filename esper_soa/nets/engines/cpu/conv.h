@@ -1,14 +1,12 @@
 /* Same-padded convolution of one image of one network, and the gradient of its weights.
  *
  * An image is [H + 2p, W + 2p, I] with a zero border. There are two ways: tap by tap (direct.h), and 3x3 kernels by
- * tiles of 2x2 outputs (winograd.h). `by_tiles` picks, for the forms of packed weights as well (pack.h).
+ * tiles of outputs (winograd.h). `tile_side` picks, for the forms of packed weights as well (pack.h).
  */
 #ifndef ESPER_CONV_H
 #define ESPER_CONV_H
 
 #include "pair.h"
-
-#define FREQS 16 /* products per channel pair and tile */
 
 /* One image's convolution: what is read, where it goes. Weights are packed (pack.h), O in whole vectors. */
 typedef struct {
@@ -52,24 +50,38 @@ INLINE void add_tile(float *sum, const vec *part, int J, int V, long O, int each
         }
 }
 
-/* Whether a convolution of images with I channels goes by tiles: they have to be whole, and vectors well filled. */
-INLINE int by_tiles(long H, long W, long I, long k) { return k == 3 && I > WHOLE / 2 && H % 2 == 0 && W % 2 == 0; }
+/* Outputs of a tile a side (winograd.h), for images with I channels: 4, or 2 where pairs of such would not fill a line;
+ * 0 where a convolution goes tap by tap, as tiles have to be whole and vectors well filled. */
+INLINE int tile_side(long H, long W, long I, long k) {
+    if (k != 3 || I <= WHOLE / 2 || (H | W) % 2) return 0;
+    return (H | W) % 8 ? 2 : 4;
+}
 /* Whether the kernels by pairs (pair.h) take it: 3x3 ones of images of three colours or by tiles, halves of lines. */
 INLINE int in_pairs(long H, long W, long I, long k, long in_step) {
-    return W % 4 == 0 && ((k == 3 && I == 3 && in_step == 3) || by_tiles(H, W, I, k));
+    return W % 4 == 0 && ((k == 3 && I == 3 && in_step == 3) || tile_side(H, W, I, k));
 }
 /* Channels that it reads: by tiles those that fill vectors too. */
 INLINE long read_channels(long I, int tiles) { return tiles ? round_up(I) : I; }
 
-#define STRIP 16 /* tiles of a strip, where lines allow */
-#define GAP 16   /* floats between tiles, so that they do not meet in one set of the cache */
+/* Points of F(4x4, 3x3) beside 0 and infinity: these and their negatives. Errors are a third of those by 1 and 2. */
+#define NEAR 0.75f
+#define FAR 1.5f
+#define LONGEST 6 /* pixels of a patch a side */
+#define STRIP 16  /* tiles of a strip, where lines allow */
+#define GAP 16    /* floats between tiles, so that they do not meet in one set of the cache */
 
-INLINE long strip_lines(long W) { return W / 2 < STRIP ? STRIP / (W / 2) : 1; }
-INLINE long tile_step(long channels) { return FREQS * channels + GAP; }
+INLINE long freqs(int m) { return (m + 2) * (m + 2); } /* products per channel pair and tile */
+INLINE long strip_lines(long W, int m) { return W / m < STRIP ? STRIP / (W / m) : 1; }
+INLINE long tile_step(long channels, int m) { return freqs(m) * channels + GAP; }
 
 /* Floats of scratch for images of H x W with up to `channels` channels on either side. */
 INLINE long tiles_room(long H, long W, long channels) {
-    return H % 2 || W % 2 ? 0 : 2 * strip_lines(W) * (W / 2) * tile_step(channels > WHOLE ? channels : 2 * WHOLE);
+    long most = 0, wide = channels > WHOLE ? channels : 2 * WHOLE;
+    for (int m = 2; m <= tile_side(H, W, wide, 3); m += 2) {
+        long floats = 2 * strip_lines(W, m) * (W / m) * tile_step(wide, m);
+        most = floats > most ? floats : most;
+    }
+    return most;
 }
 
 #endif

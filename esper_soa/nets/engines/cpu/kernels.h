@@ -15,7 +15,7 @@ typedef struct {
     } of[JOIN + 1];            /* by kind */
     layer_kernel *block_infer; /* see block.h */
     void (*convolve)(const conv_job *), (*wgrad)(const wgrad_job *);         /* see layer.h */
-    void (*patches)(const float *in, long W, long I, long lines, float *to); /* see winograd.h */
+    void (*patches)(const float *in, long W, long I, long lines, float *to, int m); /* see winograd.h */
 } kernels;
 
 extern const kernels KERNELS_8;

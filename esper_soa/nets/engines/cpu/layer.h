@@ -18,12 +18,12 @@ static inline const float *read_image(const descriptor *s, float *padded, long b
 }
 
 static void conv_by(const conv_job *job) {
-    if (by_tiles(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
+    if (tile_side(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
     else conv_by_taps(job);
 }
 
 static void wgrad_by(const wgrad_job *job) {
-    if (by_tiles(job->H, job->W, job->I, job->k)) wgrad_by_tiles(job);
+    if (tile_side(job->H, job->W, job->I, job->k)) wgrad_by_tiles(job);
     else wgrad_by_taps(job);
 }
 

@@ -6,9 +6,9 @@
 #include "pack.h"
 #include "descriptor.h"
 
-/* Whether the forward convolution and the gradient of its weights, and the gradient of its input, go by tiles. */
-INLINE int forward_tiles(const descriptor *s) { return by_tiles(s->height, s->width, s->in_channels, s->kernel); }
-INLINE int backward_tiles(const descriptor *s) { return by_tiles(s->height, s->width, s->out_channels, s->kernel); }
+/* The tiles (see tile_side) of the forward convolution and the gradient of its weights, and of that of its input. */
+INLINE int forward_tiles(const descriptor *s) { return tile_side(s->height, s->width, s->in_channels, s->kernel); }
+INLINE int backward_tiles(const descriptor *s) { return tile_side(s->height, s->width, s->out_channels, s->kernel); }
 
 /* Channels that they read, of x and of dy. */
 INLINE long forward_channels(const descriptor *s) { return read_channels(s->in_channels, forward_tiles(s)); }
@@ -21,10 +21,10 @@ INLINE long padded_floats(const descriptor *s, long channels) {
 
 /* Numbers of the packed weights. */
 INLINE long packed_forward(const descriptor *s) {
-    return (forward_tiles(s) ? FREQS : s->kernel * s->kernel) * forward_channels(s) * round_up(s->out_channels);
+    return packed_taps(s->kernel, forward_tiles(s)) * forward_channels(s) * round_up(s->out_channels);
 }
 INLINE long packed_backward(const descriptor *s) {
-    return (backward_tiles(s) ? FREQS : s->kernel * s->kernel) * round_up(s->in_channels) * backward_channels(s);
+    return packed_taps(s->kernel, backward_tiles(s)) * round_up(s->in_channels) * backward_channels(s);
 }
 
 /* Rows of [P] behind norm and ReLU: z = gain * y + offset, dz the gradient that passes the ReLU, and the gradient of the
