@@ -162,16 +162,18 @@ def alphas(active_seeds: ActiveSeeds) -> Tensor:
     return drawn * torch.from_numpy(active_seeds.visible)
 
 
-def played(world: World, active_seeds: ActiveSeeds, exact: bool = False) -> Outcome:
+def played(
+    world: World, active_seeds: ActiveSeeds, exact: bool = False, dtype: torch.dtype | None = None
+) -> Outcome:
     """An env-step's training and validation; the world's own weights are not changed.
 
-    exact: by torch's own functions in double precision.
+    exact: by torch's own functions, in double precision or as `dtype` says.
     """
     runs = TorchEngine() if exact else world.rules.engine
     assert exact or isinstance(runs, CpuEngine)
     nets = world.rules.nets
     work = world.work(0)
-    dtype = torch.float64 if exact else torch.float32
+    dtype = dtype or (torch.float64 if exact else torch.float32)
     weights = world.weights.clone().to(dtype)
     alpha = alphas(active_seeds)
     training, validation = (feed._replace(dtype=dtype) for feed in (work.training, work.validation))
@@ -255,6 +257,18 @@ def test_hosts_with_seeds_of_all_kinds_equal_torch_after_some_steps(task: TaskCo
     assert not torch.equal(ours.weights["host", "params"], world.weights["host", "params"])
     assert ours.trained.gradients.measured.any()
     equals_torch(world, active_seeds, nothing=NOTHING, share=ONE_SIDE)
+
+
+def test_losses_are_as_exact_as_those_of_torch_in_single_precision() -> None:
+    world = made(TaskConfig(base_channels=32))
+    active_seeds = active_seeds_of(38, num_slots(world))
+    errors = []
+    for one in [nudged(world, nudge) for nudge in range(4)]:
+        exact = played(one, active_seeds, True)
+        rounded = played(one, active_seeds), played(one, active_seeds, True, torch.float32)
+        errors.append([(each.tested.loss - exact.tested.loss).abs() for each in rounded])
+    ours, theirs = (torch.cat(each).median() for each in zip(*errors, strict=True))
+    assert 0 < ours <= theirs
 
 
 @pytest.mark.parametrize("task", named([NARROW_TASKS[3], TaskConfig(gradient_stride=2)], 2))
