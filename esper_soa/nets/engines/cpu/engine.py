@@ -163,29 +163,30 @@ class CpuEngine(PieceEngine):
             numbers = torch.from_numpy(envs)
             loss = torch.zeros(envs.size)
             correct = torch.zeros(envs.size, dtype=torch.int64)
-            seen = 0
-            for step in range(num_batches // nets.accumulate):
+            crops = crops_of_batches(numbers, 0, num_batches)
+            images = crops.first.shape[1]
+            steps = num_batches // nets.accumulate
+            parts = (each.split(images // steps, 1) for each in (crops.first, crops.labels))
+            for step, cut in enumerate(zip(*parts, strict=True)):
                 call.check()
-                crops = crops_of_batches(numbers, step * nets.accumulate, nets.accumulate)
-                first = crops.first.contiguous()
+                first, labels = (each.contiguous() for each in cut)
                 record = records.Training(
                     nets=networks,
                     count=envs.size,
-                    batch=first.shape[1] // nets.accumulate,
+                    batch=images // num_batches,
                     accumulate=nets.accumulate,
                     images=records.crops_record(crops.bank, first),
                     vanishing_norm=VANISHING,
                     exploding_norm=EXPLODING,
                     tiny=TINY,
                 )
-                held: records.Held = {"envs": envs, "labels": crops.labels.contiguous()}
+                held: records.Held = {"envs": envs, "labels": labels}
                 held |= {"loss": loss, "correct": correct, "host": moves[0], "seed": moves[1]}
                 if step % nets.task.gradient_stride == 0:
                     held.update(gradients)
                 records.point(record, held)
                 records.call("train_networks", record)
-                seen += crops.labels.shape[1]
-            return loss / num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
+            return loss / num_batches, 100.0 * correct.to(STATE_FLOAT) / images
 
         return train_chunk_
 
