@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from esper_soa.agent import normalize
-from esper_soa.agent.distribution import choose, entropy, masked_log_probs
+from esper_soa.agent.distribution import (
+    choose,
+    entropy,
+    masked_log_probs,
+    probabilities,
+    side_by_side,
+)
 from esper_soa.agent.lstm import ResidualLSTM, lstm_parameters
 from esper_soa.agent.normalize import Moments
 from esper_soa.agent.products import Product, shared
@@ -27,7 +33,7 @@ from esper_soa.env.legal import head_masks
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.state import Action, Decision, Masks, Observation, View, chosen
+from esper_soa.state import Action, Decision, Masks, Observation, View, chosen, unchecked
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
 DROPOUT = 0.1  # of the contribution predictor, in updates only
@@ -108,6 +114,7 @@ class RecurrentPolicy(nn.Module):
     var: Tensor
     seen: Tensor
     places: Tensor  # float32 [S, 4]
+    floors: Tensor  # float32 [8, 1], least probability of a legal choice, in HEADS order
 
     def __init__(
         self,
@@ -130,7 +137,6 @@ class RecurrentPolicy(nn.Module):
         self.deterministic = config.deterministic
         # Keeps decisions on static buffers and replays them as CUDA graphs; None: as they are.
         self.steps: StepCache | None = None
-        self.floors = dict(config.ppo.probability_floor)
         self.clip = config.ppo.observation_clip
         # the last row: empty slot
         self.embedding = nn.Embedding(num_blueprints + 1, network.blueprint_embedding)
@@ -147,6 +153,8 @@ class RecurrentPolicy(nn.Module):
         moments = normalize.observation_moments(sum(self.sizes), torch.device("cpu"))
         for name, value in moments._asdict().items():
             self.register_buffer(name, value)
+        floors = [[config.ppo.probability_floor[name]] for name in HEAD_NAMES]
+        self.register_buffer("floors", torch.tensor(floors), persistent=False)
         self.register_buffer("places", places, persistent=False)
         self._initialize_(torch.Generator().manual_seed(seed))
 
@@ -235,32 +243,35 @@ class RecurrentPolicy(nn.Module):
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
         numbers = dict(zip(HEAD_NAMES, noise.unbind(-1), strict=True))
-        choices: dict[str, Tensor] = {}
-        distributions: dict[str, Tensor] = {}
+        floors = dict(zip(HEAD_NAMES, self.floors, strict=True))
+        played: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
-        def play(name: str, mask: Tensor, *inputs: Tensor) -> Tensor:
-            logits = self.heads[name](*inputs)
-            distributions[name] = masked_log_probs(logits, mask, self.floors[name])
-            choices[name] = self._pick(distributions[name], numbers[name])
-            return choices[name]
+        def play(legal: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
+            """The choices of heads that do not depend on each other, side by side."""
+            logits = side_by_side([self.heads[name](*inputs) for name in legal])
+            floor = torch.stack([floors[name] for name in legal])
+            log_probs = masked_log_probs(logits, side_by_side([*legal.values()]), floor)
+            drawn = torch.stack([numbers[name] for name in legal], dim=-1)
+            choice = log_probs.argmax(-1) if self.deterministic else choose(log_probs, drawn)
+            own = chosen(log_probs, choice).unbind(-1)
+            choices = choice.movedim(-1, 0).contiguous()
+            parts = zip(log_probs.unbind(-2), choices, own, strict=True)
+            played.update(zip(legal, parts, strict=True))
+            return choices[0]
 
-        op = play("op", masks.op, x)
+        op = play({"op": masks.op}, x)
         legal = head_masks(masks, op)
-        slot = play("slot", legal["slot"], torch.cat([x, one_hot(op, x)], dim=-1), slots)
-        head_input = shared(
-            torch.cat([x, slot_encoding(slots, slot)], dim=-1), self.lstm.hidden // 2
-        )
-        for name in [name for name in legal if name not in choices]:
-            play(name, legal[name], head_input)
-        log_probs = [chosen(distributions[name], choices[name]) for name in HEAD_NAMES]
-        decision = Decision(
-            action=Action.from_dict(choices, batch_size=op.shape),
-            log_probs=torch.stack(log_probs, dim=-1),
-            value=self.value_head(x).squeeze(-1),
-            batch_size=op.shape,
-        )
-        ordered = [distributions[name] for name in HEAD_NAMES]
-        return decision, memory, torch.cat(ordered, dim=-1).exp()
+        slot = play({"slot": legal["slot"]}, torch.cat([x, one_hot(op, x)], dim=-1), slots)
+        details = {name: mask for name, mask in legal.items() if name not in played}
+        play(details, torch.cat([x, slot_encoding(slots, slot)], dim=-1))
+        ordered = [played[name] for name in HEAD_NAMES]
+        distributions, choices, log_probs = zip(*ordered, strict=True)
+        action = unchecked(Action, dict(zip(HEAD_NAMES, choices, strict=True)), op.shape)
+        value = self.value_head(x).squeeze(-1)
+        fields = {"action": action, "log_probs": torch.stack(log_probs, dim=-1), "value": value}
+        sized = zip(distributions, legal.values(), strict=True)
+        all_log_probs = torch.cat([one[..., : mask.shape[-1]] for one, mask in sized], dim=-1)
+        return unchecked(Decision, fields, op.shape), memory, probabilities(all_log_probs)
 
     def evaluate(self, rows: Row, starts: list[int], noise: Tensor) -> Evaluation:
         """Evaluate the recorded actions of whole sequences, rows [T, N], under the weights of now.
@@ -276,18 +287,14 @@ class RecurrentPolicy(nn.Module):
         with_slot = shared(torch.cat([x, slot_encoding(slots, rows.action.slot)], dim=-1), least)
         x = shared(x, least)
         inputs = dict.fromkeys(HEAD_NAMES, (with_slot,)) | {"op": (x,), "slot": (with_op, slots)}
-        heads = []
-        for name, mask in head_masks(rows.masks, rows.action.op).items():
-            choice = rows.action.get(name)
-            logits = self.heads[name](*inputs[name])
-            distribution = masked_log_probs(logits, mask, self.floors[name])
-            highest = distribution.argmax(-1) == choice
-            heads.append((chosen(distribution, choice), entropy(distribution, mask), highest))
-        log_probs, entropies, likeliest = (torch.stack(one, -1) for one in zip(*heads, strict=True))
+        mask = side_by_side([*head_masks(rows.masks, rows.action.op).values()])
+        logits = side_by_side([self.heads[name](*inputs[name]) for name in HEAD_NAMES])
+        distribution = masked_log_probs(logits, mask, self.floors)
+        choice = torch.stack([rows.action.get(name) for name in HEAD_NAMES], dim=-1)
         return Evaluation(
-            log_probs=log_probs,
-            entropies=entropies,
-            likeliest=likeliest,
+            log_probs=chosen(distribution, choice),
+            entropies=entropy(distribution, mask),
+            likeliest=distribution.argmax(-1) == choice,
             value=self.value_head(x).squeeze(-1),
             q=self.q_head(with_op.detach()).squeeze(-1),
             contribution=self.contribution_head(x.detach(), slots.detach(), noise),
@@ -312,15 +319,11 @@ class RecurrentPolicy(nn.Module):
         """
         env_moments, slot_moments = self._part_moments()
         raw_env, raw_slots = self._split(features)
-        last = self.embedding.num_embeddings - 1
-        embedded = self.embedding(torch.where(blueprints < 0, last, blueprints))
+        embedded = self.embedding(blueprints % self.embedding.num_embeddings)
         normalised = normalize.normalize_observation(slot_moments, raw_slots, self.clip)
         slots = self.slot_encoder(normalised, embedded, self.places)
         env = normalize.normalize_observation(env_moments, raw_env, self.clip)
         return slots, self.feature_net(torch.cat([env, summary(slots)], dim=-1))
-
-    def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:
-        return log_probs.argmax(-1) if self.deterministic else choose(log_probs, noise)
 
 
 def with_blueprints(

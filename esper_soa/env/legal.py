@@ -21,10 +21,11 @@ def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
     slot = torch.take_along_dim(masks.slot_by_op, op[..., None, None], dim=-2).squeeze(-2)
     first = slot & (slot.cumsum(-1) == 1)
     choices = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot), "op": masks.op}
+    matters = {ops: stage_in(op, ops)[..., None] for ops in {head.ops for head in DETAIL_HEADS}}
     for head in DETAIL_HEADS:
         legal = masks.get(head.name)
         placeholder = torch.arange(legal.shape[-1], device=op.device) == head.placeholder
-        choices[head.name] = torch.where(stage_in(op, head.ops)[..., None], legal, placeholder)
+        choices[head.name] = torch.where(matters[head.ops], legal, placeholder)
     return {name: choices[name] for name in HEAD_NAMES}
 
 

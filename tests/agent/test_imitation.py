@@ -101,7 +101,7 @@ def test_the_gradient_is_that_of_a_plain_cross_entropy_with_the_floors_of_play()
     policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(6, 4, 16))
     watching.remove()
     entropies = []
-    floor = policy.floors["op"]
+    floor = policy.floors[HEAD_NAMES.index("op"), 0]
     for t in range(6):
         for env in range(4):
             mask = rows.masks.op[t, env]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from agent_world import CPU, random_rollout, some_slots
 from test_policy import parts
-from torch import nn
+from torch import Tensor, nn
 
 from esper_soa.agent import products
 from esper_soa.agent.lstm import ResidualLSTM, segment_starts
@@ -96,3 +96,24 @@ def test_heads_share_the_copy_of_their_input(monkeypatch: pytest.MonkeyPatch) ->
     counts = {one.key: one.count for one in profile.key_averages()}
     # three copies for eleven products of the heads, and one for each of eight more
     assert (counts["aten::to_mkldnn"], counts["aten::mkldnn_linear"]) == (11, 19)
+
+
+def test_decisions_are_by_onednn_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = RecurrentPolicy(PolicyConfig(network=WIDE), some_slots(2), seed=0)
+    observation, masks, numbers = parts(6, 2)
+    view = View(None, observation, masks, numbers, batch_size=[6])
+
+    def decided() -> list[Tensor]:
+        decision, memory = policy.act(view, policy.start(6, CPU))
+        return [decision.log_probs, decision.value, *memory]
+
+    by_torch = decided()
+    monkeypatch.setattr(products, "WORK", 1)
+    with torch.profiler.profile() as profile:
+        found = decided()
+    counts = {one.key: one.count for one in profile.key_averages()}
+    # one for every layer of 32 outputs or more
+    assert counts["mkldnn::_linear_pointwise"] == 16
+    assert "aten::to_mkldnn" not in counts
+    for one, expected in zip(found, by_torch, strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-5)
