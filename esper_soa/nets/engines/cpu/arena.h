@@ -17,6 +17,13 @@ INLINE void guard(char *at, size_t bytes, size_t room) {
 INLINE void guard(char *at, size_t bytes, size_t room) { (void)at, (void)bytes, (void)room; }
 #endif
 
+/* Memory for an arena, whole lines of the cache; `whole` is what to free. Not by aligned_alloc: with glibc the room that
+ * one call frees is too small for the next, of the same size, and the heap grows. */
+static inline char *get_memory(size_t bytes, void **whole) {
+    *whole = malloc(bytes + 64);
+    return *whole ? (char *)(((uintptr_t)*whole + 63) & ~(uintptr_t)63) : NULL;
+}
+
 /* Memory handed out bit by bit; counts where `at` is NULL. Where it is guarded, it is NaNs until it is written. */
 typedef struct {
     char *at;

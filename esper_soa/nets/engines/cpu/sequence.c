@@ -428,7 +428,8 @@ ENTRY int sequence_block_pass(const sequence_block *b) {
     arena room = {NULL, 0};
     block_work w;
     take_block(&w, &room, b);
-    char *memory = aligned_alloc(64, room.used);
+    void *taken;
+    char *memory = get_memory(room.used, &taken);
     if (!memory) return 1;
     room = (arena){memory, 0};
     take_block(&w, &room, b);
@@ -450,7 +451,7 @@ ENTRY int sequence_block_pass(const sequence_block *b) {
             else
                 block_forward(b, &w, p, net, sample);
     }
-    free(memory);
+    free(taken);
     return 0;
 }
 
@@ -506,7 +507,8 @@ ENTRY int sequence_head_pass(const sequence_head *h) {
     arena room = {NULL, 0};
     head_work w;
     take_head(&w, &room, h);
-    char *memory = aligned_alloc(64, room.used);
+    void *taken;
+    char *memory = get_memory(room.used, &taken);
     if (!memory) return 1;
     room = (arena){memory, 0};
     take_head(&w, &room, h);
@@ -516,6 +518,6 @@ ENTRY int sequence_head_pass(const sequence_head *h) {
         transpose(w.columns, whole(h->tokens), p[2], h->width, h->tokens, h->width);
         for (long sample = 0; sample < h->batch; sample++) head_sequence(h, &w, p, net, sample);
     }
-    free(memory);
+    free(taken);
     return 0;
 }

@@ -258,9 +258,10 @@ static size_t most_room(const training *t, layer *layers, float **seed_grads) {
 int train_networks(const training *t) {
     layer *layers = calloc((size_t)most_layers(&t->nets), sizeof(layer));
     float **seed_grads = calloc(2 * (size_t)t->nets.slots + 1, sizeof(float *)); /* and behind them their sums */
+    void *whole = NULL;
     arena a = {0};
-    if (layers && seed_grads) a.at = aligned_alloc(64, most_room(t, layers, seed_grads));
+    if (layers && seed_grads) a.at = get_memory(most_room(t, layers, seed_grads), &whole);
     for (long at = 0; at < t->count && a.at; at++) train_network(t, at, layers, seed_grads, a);
-    free(layers), free(seed_grads), free(a.at);
+    free(layers), free(seed_grads), free(whole);
     return !a.at;
 }

@@ -146,7 +146,8 @@ int validate_networks(const validation *v) {
         largest = bytes > largest ? bytes : largest;
     }
     long side = v->nets.size + v->nets.kernels[0] - 1, count = v->shared ? v->images : 0;
-    a.at = aligned_alloc(64, largest + (size_t)(count * side * side * COLOURS + 32) / 16 * 64);
+    void *whole;
+    a.at = get_memory(largest + (size_t)(count * side * side * COLOURS + 32) / 16 * 64, &whole);
     if (a.at) {
         float *shared = v->shared ? take_floats(&a, count * side * side * COLOURS) : NULL;
         crops cut = v->images_of;
@@ -154,6 +155,6 @@ int validate_networks(const validation *v) {
         cut_padded(&cut, count, v->nets.kernels[0] / 2, shared);
         for (long at = 0; at < v->count; at++) validate_network(v, at, layers, shared, a);
     }
-    free(layers), free(a.at);
+    free(layers), free(whole);
     return !a.at;
 }
