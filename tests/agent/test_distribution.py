@@ -30,6 +30,15 @@ def test_a_floor_that_would_take_everything_is_cut_to_its_share():
     torch.testing.assert_close(actual, torch.tensor([0.2575, 0.2475, 0.2475, 0.2475]))
 
 
+def test_without_a_floor_the_least_likely_keep_their_log_probability_and_its_gradient():
+    logits = torch.tensor([[0.0, -200.0]], requires_grad=True)
+    floors = torch.tensor([[0.0]])
+    log_probs = masked_log_probs(logits, torch.tensor([[True, True]]), floors)
+    assert log_probs[0].tolist() == [0.0, -200.0]
+    (gradient,) = torch.autograd.grad(log_probs[0, 1], logits)
+    assert gradient[0].tolist() == [-1.0, 1.0]
+
+
 def test_a_choice_at_the_floor_keeps_its_gradient():
     logits = torch.tensor([4.0, -4.0], requires_grad=True)
     masked_log_probs(logits, torch.tensor([True, True]), 0.15)[1].backward()

@@ -52,6 +52,14 @@ def is_by_onednn(product: Product, inputs: torch.Tensor) -> bool:
     return last.name() == "ToDenseBackward0"
 
 
+def test_products_in_double_precision_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORK", 1)
+    layer = Product(NARROW, NARROW).double()
+    inputs = torch.randn(4, NARROW, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.equal(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
+
+
 def test_the_memory_of_an_env_step_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "WORK", 1)
     torch.manual_seed(0)
