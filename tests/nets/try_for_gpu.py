@@ -15,10 +15,10 @@ from functools import cached_property
 import torch
 import triton
 import triton.language as tl
+from compiled_kernels import Device, settings_of
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
-from benchmarks.compiled_kernels import Device, settings_of
 from esper_soa.nets import trial as trials
 from esper_soa.nets.engines.gpu import blocks, newborn
 from esper_soa.nets.engines.gpu.engine import GpuEngine
