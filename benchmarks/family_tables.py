@@ -1,4 +1,4 @@
-"""The tables of a record of benchmarks/family.py. Needs no torch."""
+"""The tables of a record of benchmarks/studies/family.py. Needs no torch."""
 
 from collections.abc import Mapping
 from statistics import fmean

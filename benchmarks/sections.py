@@ -7,7 +7,7 @@ Records in, lines out; benchmarks/table.py prints them and writes them into the 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from benchmarks import family_tables, price_curve, proof_tables
+from benchmarks import family_tables, price_tables, proof_tables
 from benchmarks.records import Line, Records, markdown, place
 from benchmarks.text import table as text_table
 from benchmarks.timing import COLUMNS
@@ -283,6 +283,6 @@ OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
     "environments": ("environments", environments),
     "family": ("family", family_tables.family),
     "text": ("text", text_table),
-    "price_curve": ("price_curve", price_curve.table),
-    "price_result": ("price_curve", price_curve.result),
+    "price_curve": ("price_curve", price_tables.table),
+    "price_result": ("price_curve", price_tables.result),
 }

@@ -24,6 +24,7 @@ from esper_soa.config.env import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.governor import discard_panicked, watch
+from esper_soa.env.reduction import Reduction
 from esper_soa.env.step import (
     EnvRules,
     EnvView,
@@ -61,6 +62,20 @@ SCALE_TASK = TaskConfig(
     name="cifar_scale", base_channels=1, num_blocks=5, kernel_size=1, num_pools=5
 )
 SMALL_TASK = TaskConfig(name="tiny", base_channels=2, num_blocks=3, kernel_size=1, num_pools=3)
+
+
+class SingleEnv(Reduction):
+    """The reduction of a process that has one env of a run of several."""
+
+    def __init__(self, env: int, num_envs: int) -> None:
+        self.first_env = env
+        self.num_envs = num_envs
+
+    def all_envs(self, own: int) -> int:
+        return self.num_envs
+
+    def own(self, entries: Tensor, dim: int = 0) -> Tensor:
+        return entries.narrow(dim, self.first_env, 1)
 
 
 def quiet_progress() -> Progress:

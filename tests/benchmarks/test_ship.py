@@ -216,9 +216,7 @@ def test_the_files_of_cifar10_are_for_the_stages_that_ask_for_them(tmp_path: Pat
 
 
 def test_a_plan_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(
-        UserError, match="plan=sprout: there is no such plan. Give one of gardener, grower"
-    ):
+    with pytest.raises(UserError, match="plan=sprout: there is no such plan. Give one of grower"):
         ship.read_plan("sprout")
 
 

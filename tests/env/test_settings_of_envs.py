@@ -8,9 +8,8 @@ from operator import attrgetter
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from tiny_world import CPU, quiet_progress, tiny_settings
+from tiny_world import CPU, SingleEnv, quiet_progress, tiny_settings
 
-from benchmarks.env_sweep import SingleEnv
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.arguments import expand_slots

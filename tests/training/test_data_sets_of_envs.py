@@ -10,8 +10,8 @@ import torch
 import user_files
 from equal_runs import assert_equal_runs, settings
 from tiny_runs import evaluate, fresh, records, resumed
+from tiny_world import SingleEnv
 
-from benchmarks.env_sweep import SingleEnv
 from esper_soa.config.nets import DATA_NAME, DataConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_yaml
 from esper_soa.env.world import World

@@ -1,7 +1,8 @@
 """Makes fashion32.npz, the embedded data set, from the IDX files of Fashion-MNIST (Debian:
 dataset-fashion-mnist).
 
-Run as `python -m benchmarks.make_fashion32 FOLDER OUTPUT`, where FOLDER holds the four .gz files.
+Run as `python -m benchmarks.studies.make_fashion32 FOLDER OUTPUT`, where FOLDER holds the four .gz
+files.
 The same input gives the same arrays, drawn and shuffled by a fixed seed.
 """
 
@@ -53,5 +54,5 @@ def main(folder: Path, output: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        raise SystemExit("usage: python -m benchmarks.make_fashion32 FOLDER OUTPUT")
+        raise SystemExit("usage: python -m benchmarks.studies.make_fashion32 FOLDER OUTPUT")
     main(Path(sys.argv[1]), Path(sys.argv[2]))

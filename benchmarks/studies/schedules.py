@@ -1,7 +1,7 @@
 """Schedules, and the teacher that knows which of them pays in which env of growth_family.
 
-The teacher is fitted to episodes of every schedule (`python -m benchmarks.family`), and is what the
-shipped policy `gardener` learns to imitate.
+The teacher is fitted to episodes of every schedule (family.py), and is what the shipped policy
+`gardener` learns to imitate (gardener.yaml).
 """
 
 from collections.abc import Mapping, Sequence
@@ -255,5 +255,5 @@ def save_estimate(estimate: Estimate, path: Path) -> None:
 
 @esper_soa.agent("teacher")
 def teacher() -> Teacher:
-    """The teacher of the last `python -m benchmarks.family teacher`."""
+    """The teacher of the last `python -m benchmarks.studies.family teacher`."""
     return Teacher(read_estimate(TEACHER_FILE))

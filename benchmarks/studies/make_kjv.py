@@ -1,7 +1,7 @@
 """Makes kjv.txt.xz, the embedded text: Genesis to 2 Kings of the King James Bible (1611).
 
-Run as `bible -f Gen1:1-2Kings25:30 | python -m benchmarks.make_kjv OUTPUT` with Debian's bible-kjv,
-whose lines are verses with their labels. A chapter becomes a paragraph, without labels.
+Run as `bible -f Gen1:1-2Kings25:30 | python -m benchmarks.studies.make_kjv OUTPUT` with Debian's
+bible-kjv, whose lines are verses with their labels. A chapter becomes a paragraph, without labels.
 """
 
 import lzma
@@ -35,6 +35,6 @@ def main(output: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         raise SystemExit(
-            "usage: bible -f Gen1:1-2Kings25:30 | python -m benchmarks.make_kjv OUTPUT"
+            "usage: bible -f Gen1:1-2Kings25:30 | python -m benchmarks.studies.make_kjv OUTPUT"
         )
     main(Path(sys.argv[1]))

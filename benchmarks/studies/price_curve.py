@@ -1,21 +1,16 @@
 """Accuracy against size and training FLOP on growth_family, as the price of parameters moves: one
 policy, schedules, plain hosts of several widths, and the policy's final networks from scratch.
 
-    python -m benchmarks.price_curve
+At commit 93f040c2: `python -m benchmarks.price_curve`.
 
-Plays the held-out draws of benchmarks/family.py. The policy sees a price, the same for all envs of
-an episode; the other settings of the envs are those that were drawn. Schedules are those that were
-best on training draws in some region of the family's record. Prices, widths and the measure were
-fixed before any result was seen.
-
-The measure of a set of networks is the mean, over budgets from 1 to MOST_TIMES times the host's own
-cost on a logarithmic scale, of the accuracy that the set has within the budget (chance where
-nothing is cheap enough): the hypervolume below its curve over that range. Which network of a set
-serves a budget is decided by the other random seeds, so that luck does not count. Prints tables and
-one JSON line, which is also appended to benchmarks/results/.
+Plays the held-out draws of family.py. The policy sees a price, the same for all envs of an episode;
+the other settings of the envs are those that were drawn. Schedules are those that were best on
+training draws in some region of the family's record. Prices, widths and the measure, which is in
+benchmarks/price_tables.py, were fixed before any result was seen. Prints tables and one JSON line,
+which is also appended to benchmarks/results/.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,26 +18,22 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.family import HELD_OUT, settings_of
 from benchmarks.machine import git_commit
+from benchmarks.price_tables import COSTS, FINAL, LEARNED, SCHEDULE, SETS, WIDTH, table
 from benchmarks.processes import ROOT, in_processes
 from benchmarks.records import (
     RESULTS,
-    Line,
     Record,
-    Records,
     check_folder,
     command_line,
     finish,
-    markdown,
     newest,
     origin,
-    place,
 )
-from benchmarks.schedules import SCHEDULES, Plan
+from benchmarks.studies.family import HELD_OUT, settings_of
+from benchmarks.studies.schedules import SCHEDULES, Plan
 from benchmarks.units import Key, Units, opened
 from esper_soa.agent.scripted import WaitPolicy
-from esper_soa.lab.compare.rank_tests import signed_rank
 from esper_soa.runtime.device import apply_threads, usable_cores
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
@@ -51,21 +42,9 @@ from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
-from esper_soa.training.statistics import difference_interval, mean_interval
 
-CONFIDENCE = 0.95
 PRICES = ("1", "3", "6", "12")  # in between the policy grows all and next to nothing
 WIDTHS = (1, 2, 3, 4, 5)  # base channels of plain hosts
-MOST_TIMES = 8.0  # budgets end here
-CHANCE = 10.0  # percent, of ten classes
-LEARNED, FINAL, SCHEDULE, WIDTH = "learned", "static_final", "schedule", "width"
-SETS = {
-    LEARNED: "one policy, by price",
-    SCHEDULE: "fixed schedules",
-    WIDTH: "plain hosts, by width",
-    FINAL: "final networks of the policy, from scratch",
-}
-COSTS = {"size": "parameters", "flop": "training FLOP"}
 
 
 class Job(NamedTuple):
@@ -144,23 +123,6 @@ def write(units: Units, key: Key, result: RoundResult) -> None:
     units.write(key, unit | {"commit": git_commit()})
 
 
-def measure(costs: np.ndarray, accuracies: np.ndarray) -> np.ndarray:
-    """Mean accuracy over budgets [seeds], from costs over the host's own and accuracies, both
-    [networks, seeds]; networks are chosen by the other random seeds.
-    """
-    seeds = costs.shape[1]
-    found = np.empty(seeds)
-    for seed in range(seeds):
-        own = costs[:, seed]
-        edges = np.unique(np.clip([1.0, *own, MOST_TIMES], 1.0, MOST_TIMES))
-        fits = own[:, None] <= edges[:-1]  # [networks, stretches of budgets]
-        ranking = np.delete(accuracies, seed, 1).mean(1)
-        served = np.where(fits, ranking[:, None], -np.inf).argmax(0)
-        best = np.where(fits.any(0), accuracies[served, seed], CHANCE)
-        found[seed] = np.average(best, weights=np.diff(np.log(edges)))
-    return found
-
-
 def record_of(units: Units, jobs: Sequence[Job]) -> Record:
     """Accuracy and costs by set, network and random seed."""
     sets: dict[str, dict[str, dict[str, list[float]]]] = {name: {} for name in SETS}
@@ -172,72 +134,6 @@ def record_of(units: Units, jobs: Sequence[Job]) -> Record:
         }
     commits = {units.read(key)["commit"] for job in jobs for key in job.keys}
     return {"sets": sets, "seeds": [job.seed for job in jobs], "unit_commits": sorted(commits)}
-
-
-def table(records: Records) -> list[str]:
-    """Every network of every set."""
-    return [line for record in records for line in _networks(record)]
-
-
-def result(records: Records) -> list[str]:
-    """The measure of every set, by parameters and by FLOP, and what the policy is over each."""
-    return [line for record in records for line in _measures(record)]
-
-
-def _measures(record: Mapping) -> list[str]:
-    rows: list[Line] = []
-    found = {cost: by_set(record, cost) for cost in COSTS}
-    for name, words in SETS.items():
-        cells = [words]
-        for cost in COSTS:
-            own, learned = found[cost][name], found[cost][LEARNED]
-            cells.append(mean_interval(own, CONFIDENCE).text(".2f"))
-            if name == LEARNED:
-                cells.append("")
-                continue
-            less = [first - second for first, second in zip(learned, own, strict=True)]
-            interval = difference_interval(learned, own, CONFIDENCE).text("+.2f")
-            cells.append(f"{interval}, p {signed_rank(less):.4f}")
-        rows.append(tuple(cells))
-    over = "policy minus this"
-    heads = f"networks | by parameters (%) | {over} | by training FLOP (%) | {over}"
-    return markdown(heads, rows)
-
-
-def by_set(record: Mapping, cost: str) -> dict[str, list[float]]:
-    """The measure of every set by random seed, over budgets of `cost`."""
-    host = np.array(record["sets"][WIDTH]["1"][cost])
-    return {
-        name: measure(
-            np.array([one[cost] for one in networks.values()]) / host,
-            np.array([one["accuracy"] for one in networks.values()]),
-        ).tolist()
-        for name, networks in record["sets"].items()
-    }
-
-
-def _networks(record: Mapping) -> list[str]:
-    host = record["sets"][WIDTH]["1"]
-    titles = {
-        LEARNED: "policy at price ",
-        FINAL: "its final networks, price ",
-        SCHEDULE: "",
-        WIDTH: "plain, base channels ",
-    }
-    rows: list[Line] = []
-    for name, networks in record["sets"].items():
-        for text, own in networks.items():
-            cells = [titles[name] + text, mean_interval(own["accuracy"], CONFIDENCE).text(".2f")]
-            cells += [f"{np.mean(own[cost]) / np.mean(host[cost]):.2f}" for cost in COSTS]
-            rows.append(tuple(cells))
-    heads = (
-        "network | test accuracy (%) | parameters over the host's | training FLOP over the host's"
-    )
-    return [
-        *markdown(heads, rows),
-        f"{len(record['seeds'])} random seeds of 32 envs, 95 % t intervals; {place(record)}.",
-        "",
-    ]
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """A sweep over a setting inside one run, against a run of one env for each of its envs.
 
+At commit 9481a612:
+
     python -m benchmarks.env_sweep
     python -m benchmarks.env_sweep --setting task.host_lr --values 0.005,0.01,0.02,0.04 envs=16
 

@@ -1,5 +1,7 @@
 """One policy for envs that differ, beside schedules and rules, on the family growth_family.
 
+At commit 41fa474b:
+
     python -m benchmarks.family schedules   # play every schedule on training draws
     python -m benchmarks.family teacher     # estimate which schedule pays in which env
     python -m benchmarks.ship gardener      # train the policy to imitate that teacher
@@ -28,7 +30,7 @@ from benchmarks.machine import git_commit
 from benchmarks.processes import in_processes
 from benchmarks.proof_play import weights_stamp
 from benchmarks.records import Record, check_folder, command_line, finish, origin
-from benchmarks.schedules import (
+from benchmarks.studies.schedules import (
     PRICE,
     SCHEDULES,
     TEACHER_FILE,
@@ -258,7 +260,7 @@ def training_units(units: Units, seeds: Sequence[int]) -> list[dict[str, Mapping
     if missing:
         raise UserError(
             f"{missing} of {len(keys)} units of schedules are missing in {units.folder}: give "
-            "`python -m benchmarks.family schedules` with the same settings first"
+            "`python -m benchmarks.studies.family schedules` with the same settings first"
         )
     return [{name: units.read(("training", seed, name)) for name in NUMBERS} for seed in seeds]
 

@@ -1,0 +1,111 @@
+"""The tables of a record of benchmarks/studies/price_curve.py: the networks of every set, and the
+measure of the sets. Needs no torch.
+
+The measure of a set of networks is the mean, over budgets from 1 to MOST_TIMES times the host's own
+cost on a logarithmic scale, of the accuracy that the set has within the budget (chance where
+nothing is cheap enough): the hypervolume below its curve over that range. Which network of a set
+serves a budget is decided by the other random seeds, so that luck does not count.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.records import Line, Records, markdown, place
+from esper_soa.lab.compare.rank_tests import signed_rank
+from esper_soa.training.statistics import difference_interval, mean_interval
+
+CONFIDENCE = 0.95
+MOST_TIMES = 8.0  # budgets end here
+CHANCE = 10.0  # percent, of ten classes
+LEARNED, FINAL, SCHEDULE, WIDTH = "learned", "static_final", "schedule", "width"
+SETS = {
+    LEARNED: "one policy, by price",
+    SCHEDULE: "fixed schedules",
+    WIDTH: "plain hosts, by width",
+    FINAL: "final networks of the policy, from scratch",
+}
+COSTS = {"size": "parameters", "flop": "training FLOP"}
+
+
+def table(records: Records) -> list[str]:
+    """Every network of every set."""
+    return [line for record in records for line in _networks(record)]
+
+
+def result(records: Records) -> list[str]:
+    """The measure of every set, by parameters and by FLOP, and what the policy is over each."""
+    return [line for record in records for line in _measures(record)]
+
+
+def _measures(record: Mapping) -> list[str]:
+    rows: list[Line] = []
+    found = {cost: by_set(record, cost) for cost in COSTS}
+    for name, words in SETS.items():
+        cells = [words]
+        for cost in COSTS:
+            own, learned = found[cost][name], found[cost][LEARNED]
+            cells.append(mean_interval(own, CONFIDENCE).text(".2f"))
+            if name == LEARNED:
+                cells.append("")
+                continue
+            less = [first - second for first, second in zip(learned, own, strict=True)]
+            interval = difference_interval(learned, own, CONFIDENCE).text("+.2f")
+            cells.append(f"{interval}, p {signed_rank(less):.4f}")
+        rows.append(tuple(cells))
+    over = "policy minus this"
+    heads = f"networks | by parameters (%) | {over} | by training FLOP (%) | {over}"
+    return markdown(heads, rows)
+
+
+def by_set(record: Mapping, cost: str) -> dict[str, list[float]]:
+    """The measure of every set by random seed, over budgets of `cost`."""
+    host = np.array(record["sets"][WIDTH]["1"][cost])
+    return {
+        name: measure(
+            np.array([one[cost] for one in networks.values()]) / host,
+            np.array([one["accuracy"] for one in networks.values()]),
+        ).tolist()
+        for name, networks in record["sets"].items()
+    }
+
+
+def _networks(record: Mapping) -> list[str]:
+    host = record["sets"][WIDTH]["1"]
+    titles = {
+        LEARNED: "policy at price ",
+        FINAL: "its final networks, price ",
+        SCHEDULE: "",
+        WIDTH: "plain, base channels ",
+    }
+    rows: list[Line] = []
+    for name, networks in record["sets"].items():
+        for text, own in networks.items():
+            cells = [titles[name] + text, mean_interval(own["accuracy"], CONFIDENCE).text(".2f")]
+            cells += [f"{np.mean(own[cost]) / np.mean(host[cost]):.2f}" for cost in COSTS]
+            rows.append(tuple(cells))
+    heads = (
+        "network | test accuracy (%) | parameters over the host's | training FLOP over the host's"
+    )
+    return [
+        *markdown(heads, rows),
+        f"{len(record['seeds'])} random seeds of 32 envs, 95 % t intervals; {place(record)}.",
+        "",
+    ]
+
+
+def measure(costs: np.ndarray, accuracies: np.ndarray) -> np.ndarray:
+    """Mean accuracy over budgets [seeds], from costs over the host's own and accuracies, both
+    [networks, seeds]; networks are chosen by the other random seeds.
+    """
+    seeds = costs.shape[1]
+    found = np.empty(seeds)
+    for seed in range(seeds):
+        own = costs[:, seed]
+        edges = np.unique(np.clip([1.0, *own, MOST_TIMES], 1.0, MOST_TIMES))
+        fits = own[:, None] <= edges[:-1]  # [networks, stretches of budgets]
+        ranking = np.delete(accuracies, seed, 1).mean(1)
+        served = np.where(fits, ranking[:, None], -np.inf).argmax(0)
+        best = np.where(fits.any(0), accuracies[served, seed], CHANCE)
+        found[seed] = np.average(best, weights=np.diff(np.log(edges)))
+    return found
