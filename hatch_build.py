@@ -24,9 +24,9 @@ ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))  # a build's environment has hatchling alone
 
 if sys.platform == "linux":
-    from esper_soa.config.processor import this_processor
     from esper_soa.nets.engines.cpu import compiler, prebuilt
     from esper_soa.nets.engines.cpu.cache import NativeError
+    from esper_soa.system.cores import this_processor
 
 C_LIBRARIES = {
     b"libc.so.6",

@@ -1,5 +1,5 @@
 """Measurements; threads within operations wait as they do in the commands."""
 
-from esper_soa.config.processor import let_threads_sleep
+from esper_soa.system.cores import let_threads_sleep
 
 let_threads_sleep()

@@ -34,8 +34,8 @@ from benchmarks.timing import in_turns
 from esper_soa.adapters.gymnasium import GrowthVectorEnv
 from esper_soa.adapters.sb3 import GrowthVecEnv
 from esper_soa.adapters.torchrl import TorchRLGrowthEnv
-from esper_soa.config.errors import UserError
 from esper_soa.simulator import Simulator, make
+from esper_soa.system.errors import UserError
 
 Round = Callable[[], object]  # plays one
 

@@ -32,9 +32,9 @@ from benchmarks.opponents import LoopSide
 from benchmarks.records import Record, Records, check_folder, finish, origin
 from benchmarks.sides import EngineSide, make_side
 from benchmarks.timing import COLUMNS, Timing, in_turns
-from esper_soa.config.errors import UserError
 from esper_soa.config.hydra_versions import MAIN
 from esper_soa.runtime.device import resolve_device
+from esper_soa.system.errors import UserError
 
 
 class Contestant:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import LifecycleConfig
-from esper_soa.config.errors import check, check_choice
 from esper_soa.config.nets import SEQUENCES, DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
+from esper_soa.system.errors import check, check_choice
 
 SIDES = ("engine", "baseline", "bare")
 MIN_IMAGES = 1024  # of the synthetic training set

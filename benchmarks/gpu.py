@@ -46,10 +46,10 @@ from benchmarks.records import (
 from benchmarks.sides import EngineSide
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.config.errors import UserError
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.graphs import StepCache
 from esper_soa.runtime.device import resolve_device
+from esper_soa.system.errors import UserError
 
 # Settings of the engine by rung of the ladder; "default" is what a run gets that asks for nothing.
 BEST = "triton+graphs"

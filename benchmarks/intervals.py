@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 from scipy.special import stdtrit
 
-from esper_soa.training.statistics import Interval
+from esper_soa.training.results.statistics import Interval
 
 HALVINGS = 60  # of a bracket in [0, 1] that holds a bound: more than a float can tell apart
 

@@ -19,19 +19,14 @@ from benchmarks import sections
 from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.config.errors import UserError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled, initial_state
-from esper_soa.nets.data import streams
-from esper_soa.runtime.device import (
-    apply_threads,
-    device_name,
-    keep_freed_memory,
-    resolve_device,
-)
+from esper_soa.runtime.device import apply_threads, device_name, keep_freed_memory, resolve_device
 from esper_soa.runtime.step_cache import stored_kernels
 from esper_soa.state import STATE_FLOAT, EnvState, GradientStats, Measurements, Slots, View
-from esper_soa.training.build import build_rules
+from esper_soa.system import streams
+from esper_soa.system.errors import UserError
+from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import HEADS, Stage
 
 WARMUP_STEPS = 20  # env-steps before anything is timed: by then seeds of every age are about

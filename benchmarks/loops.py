@@ -28,7 +28,7 @@ from esper_soa.nets.data.datasets import load_images
 from esper_soa.nets.data.text import load_text
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import keep_freed_memory, resolve_device
-from esper_soa.training.profile import PhaseProfile
+from esper_soa.training.results.profile import PhaseProfile
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Op, Stage
 
 # env-steps of one env per form of a loop, of which the quickest counts: one slow moment decides

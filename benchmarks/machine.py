@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from benchmarks.sync_guard import Sync, SyncGuard
-from esper_soa.config.processor import usable_cores
+from esper_soa.system.cores import usable_cores
 
 # load average, and cores in use by others, above which a machine is not called quiet
 QUIET_LOAD = 0.3

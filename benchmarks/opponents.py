@@ -19,9 +19,9 @@ from benchmarks.eps_config import EpsConfig
 from benchmarks.loops import BareLoop, Loop, PlainLoop, tune
 from benchmarks.processes import own_process
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns
-from esper_soa.config.errors import UserError
-from esper_soa.config.processor import core_numbers, usable_cores
 from esper_soa.runtime.device import resolve_device
+from esper_soa.system.cores import core_numbers, usable_cores
+from esper_soa.system.errors import UserError
 
 LAYOUT_TRIALS = 3  # env-steps of all envs per layout, of which the quickest counts
 LOOPS: dict[str, type[PlainLoop] | type[BareLoop]] = {"baseline": PlainLoop, "bare": BareLoop}

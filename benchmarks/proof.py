@@ -27,13 +27,13 @@ from benchmarks.proof_play import EXPERIMENT, LEARNED, MAIN, Data, Facts, Job
 from benchmarks.proof_tables import DECLARED, main_lines, proof_lines
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from benchmarks.units import Key, Units, code_stamp, opened
-from esper_soa.config.errors import UserError, check
-from esper_soa.config.processor import usable_cores
 from esper_soa.config.settings import CONTROLS, TrainConfig
 from esper_soa.runtime.device import resolve_device
-from esper_soa.training.build import build_world
-from esper_soa.training.players import build_player
-from esper_soa.training.progress import duration
+from esper_soa.system.cores import usable_cores
+from esper_soa.system.errors import UserError, check
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.results.progress import duration
 
 # No policy was trained, tuned or looked at with these.
 SEEDS = tuple(range(20260101, 20260111))

@@ -29,14 +29,14 @@ from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.runtime.device import apply_threads, resolve_device
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.controls import play_control
-from esper_soa.training.final_test import with_test
-from esper_soa.training.metrics import RoundResult
-from esper_soa.training.players import build_player
-from esper_soa.training.progress import Progress
-from esper_soa.training.resume import FinalHosts
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.loop.controls import play_control
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.results.final_test import with_test
+from esper_soa.training.results.metrics import RoundResult
+from esper_soa.training.results.progress import Progress
+from esper_soa.training.results.totals import FinalHosts
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"

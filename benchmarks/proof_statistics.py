@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.intervals import improvement_interval, iqm_interval
 from esper_soa.lab.compare.rank_tests import mann_whitney
-from esper_soa.training.statistics import Interval, difference_interval, mean_interval
+from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01  # of the Mann-Whitney p of a verdict

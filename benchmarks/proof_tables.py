@@ -16,7 +16,7 @@ from benchmarks.proof_statistics import (
     seed_means,
 )
 from benchmarks.records import Line, Records, markdown, place
-from esper_soa.training.statistics import Interval
+from esper_soa.training.results.statistics import Interval
 
 DECLARED = "proof"  # name of the record of the declared experiment, which the figure shows
 FIGURE = "proof.svg"  # beside the page that the tables are written to

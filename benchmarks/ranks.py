@@ -22,7 +22,7 @@ import torch
 from benchmarks import machine
 from benchmarks.records import Line, Record, check_folder, command_line, finish, markdown, origin
 from benchmarks.timing import BenchmarkError, in_turns
-from esper_soa.config.errors import UserError
+from esper_soa.system.errors import UserError
 
 # Work a: N=16 B=125 T=500 V=125, here with whatever the policy germinates.
 WORK = [

@@ -28,16 +28,16 @@ from yaml import YAMLError
 from benchmarks.processes import ROOT
 from benchmarks.records import Line, markdown
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.ranges import NAME_PATTERN
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.run_folders import finished_accuracy
-from esper_soa.runtime.files import write_text
-from esper_soa.training.players import save_policy
-from esper_soa.training.progress import duration
-from esper_soa.training.resume import read_run
-from esper_soa.training.run_folder import RunFolder, find_checkpoint
-from esper_soa.training.start import POLICIES, SUFFIX
+from esper_soa.system.errors import UserError, one_line
+from esper_soa.system.files import write_text
+from esper_soa.training.files.find_policy import POLICIES, SUFFIX
+from esper_soa.training.files.policies import save_policy
+from esper_soa.training.files.run_folder import RunFolder, find_checkpoint
+from esper_soa.training.files.saved_run import read_run
+from esper_soa.training.results.progress import duration
 
 PLANS = ROOT / "benchmarks" / "conf" / "ship"
 # What stages get from here; the first has no policy.init.

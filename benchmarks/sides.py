@@ -21,11 +21,11 @@ from esper_soa.agent.rollout import Rollout
 from esper_soa.env.step import EAGER
 from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.state import Decision, EnvState, View
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import EpisodeRunner, Player, Round
-from esper_soa.training.players import build_player
-from esper_soa.training.profile import PhaseProfile
-from esper_soa.training.progress import Progress
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.results.profile import PhaseProfile
+from esper_soa.training.results.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES, AlphaMode, Op, Stage
 
 

@@ -20,11 +20,9 @@ import torch
 from benchmarks import sections
 from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
-from esper_soa.config.errors import UserError
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig, host_slots
 from esper_soa.config.settings import ENGINES
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import Draw
 from esper_soa.nets.data.datasets import ImageSet, synthetic
 from esper_soa.nets.data.images import IMAGES
@@ -33,7 +31,6 @@ from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.trial import Trial
-from esper_soa.nets.workers import chunks
 from esper_soa.runtime.device import (
     apply_threads,
     choose_env_chunk,
@@ -42,6 +39,9 @@ from esper_soa.runtime.device import (
     keep_freed_memory,
     resolve_device,
 )
+from esper_soa.system import streams
+from esper_soa.system.errors import UserError
+from esper_soa.system.threads import chunks
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 ALPHA = 0.5

@@ -44,12 +44,12 @@ from esper_soa.lab.telemetry.tracking import (
 )
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.device import apply_threads, resolve_device
-from esper_soa.runtime.files import WriteErrors
-from esper_soa.training.build import build_world
-from esper_soa.training.callbacks import NO_RECORDER, Recorder
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.players import build_player
-from esper_soa.training.progress import Progress
+from esper_soa.system.files import WriteErrors
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.loop.recorder import NO_RECORDER, Recorder
+from esper_soa.training.results.progress import Progress
 
 CONF = Path(__file__).parent / "conf"
 INTERVAL = 10.0  # seconds, as telemetry.write_interval

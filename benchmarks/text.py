@@ -29,7 +29,7 @@ from benchmarks.records import (
 )
 from benchmarks.timing import BenchmarkError
 from esper_soa.lab.compare.rank_tests import signed_rank
-from esper_soa.training.statistics import difference_interval, mean_interval
+from esper_soa.training.results.statistics import difference_interval, mean_interval
 
 CONFIDENCE = 0.95
 SEEDS = tuple(range(301, 311))

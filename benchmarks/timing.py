@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from esper_soa.config.errors import UserError
+from esper_soa.system.errors import UserError
 
 Side = TypeVar("Side")
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.processes import ROOT
-from esper_soa.runtime.files import write_text
-from esper_soa.training.run_folder import RunFolder, lock_folder
+from esper_soa.system.files import write_text
+from esper_soa.training.files.claims import lock_folder
+from esper_soa.training.files.run_folder import RunFolder
 
 WORDS = ("commit", "settings_given")  # facts that decide nothing: code and settings do
 CODE = ("esper_soa", "configs", "benchmarks/proof_play.py")  # that decides results

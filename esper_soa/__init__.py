@@ -4,14 +4,10 @@
     net = run.export()
 
 What is listed in `__all__` is the public interface; everything else may change. Names are imported
-when they are first asked for, as torch takes seconds: for type checkers they are imported below,
-and that is also where `__getattr__` reads which module has which name.
+when they are first asked for, as torch takes seconds; type checkers read the imports below.
 """
 
-import functools
-import re
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper_soa.config.registry import agent as agent
@@ -29,10 +25,6 @@ if TYPE_CHECKING:
     from esper_soa.agent.user_agents import AgentContext as AgentContext
     from esper_soa.config.compose import compose_settings as compose_settings
     from esper_soa.config.compose import experiments as experiments
-    from esper_soa.config.errors import DataError as DataError
-    from esper_soa.config.errors import RunMemoryError as RunMemoryError
-    from esper_soa.config.errors import SettingError as SettingError
-    from esper_soa.config.errors import UserError as UserError
     from esper_soa.config.settings import TrainConfig as TrainConfig
     from esper_soa.env.legal import obey as obey
     from esper_soa.env.reward_records import RewardInputs as RewardInputs
@@ -64,7 +56,6 @@ if TYPE_CHECKING:
     from esper_soa.nets.model.parts import Width as Width
     from esper_soa.nets.model.residual import Residual as Residual
     from esper_soa.nets.model.segments import HostPart as HostPart
-    from esper_soa.runtime.files import IncompleteError as IncompleteError
     from esper_soa.simulator import Info as Info
     from esper_soa.simulator import Seed as Seed
     from esper_soa.simulator import Simulator as Simulator
@@ -76,34 +67,66 @@ if TYPE_CHECKING:
     from esper_soa.state import Masks as Masks
     from esper_soa.state import Observation as Observation
     from esper_soa.state import View as View
-    from esper_soa.training.callbacks import Callback as Callback
-    from esper_soa.training.runs import NetworkScore as NetworkScore
-    from esper_soa.training.runs import RecordedRun as RecordedRun
-    from esper_soa.training.runs import open_run as open_run
-    from esper_soa.training.runs import train as train
+    from esper_soa.system.errors import DataError as DataError
+    from esper_soa.system.errors import RunMemoryError as RunMemoryError
+    from esper_soa.system.errors import SettingError as SettingError
+    from esper_soa.system.errors import UserError as UserError
+    from esper_soa.system.files import IncompleteError as IncompleteError
+    from esper_soa.training.loop.callbacks import Callback as Callback
+    from esper_soa.training.start.runs import NetworkScore as NetworkScore
+    from esper_soa.training.start.runs import RecordedRun as RecordedRun
+    from esper_soa.training.start.runs import open_run as open_run
+    from esper_soa.training.start.runs import train as train
     from esper_soa.vocabulary import Blueprint as Blueprint
     from esper_soa.vocabulary import Op as Op
     from esper_soa.vocabulary import Stage as Stage
     from esper_soa.vocabulary import Style as Style
 
 
-@functools.cache
-def _homes() -> dict[str, str]:
-    """The module of every public name, as imported above."""
-    text = Path(__file__).read_text(encoding="utf-8")
-    matches = re.findall(rf"^ *from ({__name__}\.\S+) import (\w+) as", text, re.MULTILINE)
-    return {name: module for module, name in matches}
+# The public names by the module below this package that has each.
+MODULES = {
+    "config.registry": "agent blueprint dataset host layer reward",
+    "agent.controller": "Controller",
+    "agent.protocol": "Agent",
+    "agent.scripted": "as_decision seed_action",
+    "agent.user_agents": "AgentContext",
+    "config.compose": "compose_settings experiments",
+    "config.settings": "TrainConfig",
+    "env.legal": "obey",
+    "env.reward_records": "RewardInputs",
+    "grown.formats": "export",
+    "grown.module_files": "ModuleFileError load save",
+    "lab.conformance": "ConformanceError check_agent check_blueprint check_host check_reward",
+    "nets.data.image_set": "ImageSet",
+    "nets.data.user_images": "check_images images",
+    "nets.model.blueprints": "Architecture",
+    "nets.model.conv": "ConvBlock",
+    "nets.model.modules": "GrownNetwork",
+    "nets.model.parts": (
+        "CHANNELS NARROW REDUCED Conv Depthwise Excite Part SoftNorm Squeeze Start Width"
+    ),
+    "nets.model.residual": "Residual",
+    "nets.model.segments": "HostPart",
+    "simulator": "Info Seed Simulator Step make",
+    "state": "Action Decision EnvState Masks Observation View",
+    "system.errors": "DataError RunMemoryError SettingError UserError",
+    "system.files": "IncompleteError",
+    "training.loop.callbacks": "Callback",
+    "training.start.runs": "NetworkScore RecordedRun open_run train",
+    "vocabulary": "Blueprint Op Stage Style",
+}
+HOMES = {name: module for module, names in MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return import_module("importlib.metadata").version("esper-soa")
     if name == "__all__":
-        return [*_homes(), "__version__"]
-    if name not in _homes():
+        return [*HOMES, "__version__"]
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(_homes()[name]), name)
+        return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "esper_soa.lab":
             raise
@@ -111,4 +134,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*_homes(), "__version__"]
+    return [*HOMES, "__version__"]

@@ -27,7 +27,6 @@ from esper_soa.agent.protocol import Agent, restart
 from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import UserError, check
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import POLICIES, TrainConfig
 from esper_soa.env import actions
@@ -40,14 +39,15 @@ from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.device import resolve_device, threads
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.state import Action, EnvState, Masks, Observation, View
-from esper_soa.training.build import build_world, rule_player
+from esper_soa.system.errors import UserError, check
+from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.vocabulary import STAGE_NAMES
 
 if TYPE_CHECKING:
     from esper_soa.nets.model.modules import GrownNetwork
 
 # What few simulators need is imported where they ask for it: learned policies, exported hosts.
-PLAYERS = "esper_soa.training.players"
+PLAYERS = "esper_soa.training.loop.players"
 NETWORKS = "esper_soa.grown.networks"
 Value = str | int | float | bool
 ILLEGAL = ("raise", "wait")  # what an illegal action leads to

@@ -36,8 +36,8 @@ def _no_compiler_beside_tests() -> Iterator[None]:
     of them hold the lock that a compiler needs alone. A test with a cache of its own plays fewer
     env-steps than have any compiled.
     """
-    from esper_soa.config.paths import open_cache
     from esper_soa.runtime.step_cache import FOLDER
+    from esper_soa.system.caches import open_cache
 
     with open(open_cache(FOLDER) / "lock", "w") as lock:
         with suppress(BlockingIOError):  # one is at work

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
-from esper_soa.training.checkpoint import load_checkpoint
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.files.checkpoint import load_checkpoint
+from esper_soa.training.files.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 ROUNDS = 4

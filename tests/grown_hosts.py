@@ -16,7 +16,7 @@ from esper_soa.nets.engine import ValidationReport
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.seeds.pools import slot_seeds
 from esper_soa.state import Slots
-from esper_soa.training.build import build_world
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 SLOTS = ["r0c0", "r0c1", "r1c1"]

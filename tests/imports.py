@@ -9,13 +9,17 @@ from pathlib import Path
 # A module may import from its own layer and from those before it.
 LAYERS = (
     ("vocabulary",),
+    ("system",),
     ("config", "state"),
     ("nets",),
     ("env",),
     ("agent",),
     ("runtime",),
     ("grown",),
-    ("training",),
+    ("training.results",),
+    ("training.files",),
+    ("training.loop",),
+    ("training.start", "training"),
     ("simulator",),
     ("adapters",),
     ("lab",),
@@ -44,8 +48,12 @@ def module_of(path: Path, package: Path) -> str:
 
 def layer_of(module: str) -> int | None:
     """Number of the layer that `module` (dotted, without the package's own name) belongs to."""
-    part = module.split(".")[0]
-    return next((number for number, layer in enumerate(LAYERS) if part in layer), None)
+    parts = module.split(".")
+    for name in (".".join(parts[:2]), parts[0]):
+        for number, layer in enumerate(LAYERS):
+            if name in layer:
+                return number
+    return None
 
 
 def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:

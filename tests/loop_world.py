@@ -36,7 +36,6 @@ from esper_soa.env.step import (
     measure_,
     record_and_observe,
 )
-from esper_soa.nets.data import streams
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.flops import training_flop
@@ -45,6 +44,7 @@ from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import Action, EnvState, Measurements
+from esper_soa.system import streams
 from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,

@@ -14,7 +14,7 @@ from esper_soa.lab.telemetry.rows import Cost, Legend, RoundRecord
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.state import Decision
-from esper_soa.training.callbacks import Facts
+from esper_soa.training.loop.recorder import Facts
 from esper_soa.vocabulary import HEAD_NAMES
 
 TRAIN_SAMPLES = 2  # of tiny_settings

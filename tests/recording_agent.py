@@ -11,8 +11,8 @@ from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.env.world import World
 from esper_soa.state import Action, Decision, EnvState, View
-from esper_soa.training.collect import EpisodeRunner, Player, Round
-from esper_soa.training.metrics import RoundResult
+from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
+from esper_soa.training.results.metrics import RoundResult
 
 
 class RecordingAgent:

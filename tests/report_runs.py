@@ -10,7 +10,7 @@ from esper_soa.lab.report.page import page_of
 from esper_soa.lab.report.run_files import find_runs
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import Texts, Values, table_bytes, table_path
-from esper_soa.runtime.files import write_text
+from esper_soa.system.files import write_text
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 SLOTS = ("r0c0", "r0c1", "r0c2")

@@ -18,25 +18,21 @@ from program import ENVIRONMENT, TINY
 from tiny_runs import fresh, log_of, records, resumed, settings
 from tiny_world import tiny_world
 
-from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.runtime.ranks import ALONE
-from esper_soa.runtime.signals import Interrupted
-from esper_soa.training import runs, trainer
-from esper_soa.training.callbacks import (
-    NO_RECORDER,
-    Callback,
-    Recorder,
-    make_callbacks,
-    make_recorder,
-)
-from esper_soa.training.final_table import Summary
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.running import Run
-from esper_soa.training.session import Session, session
-from esper_soa.training.task_run import TaskRun
-from esper_soa.training.trainer import run_in_session
+from esper_soa.system.errors import PrunedError, UserError
+from esper_soa.system.signals import Interrupted
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.session import Session, session
+from esper_soa.training.loop import trainer
+from esper_soa.training.loop.callbacks import Callback, make_callbacks
+from esper_soa.training.loop.recorder import NO_RECORDER, Recorder, make_recorder
+from esper_soa.training.loop.run import Run
+from esper_soa.training.loop.task import TaskRun
+from esper_soa.training.loop.trainer import run_in_session
+from esper_soa.training.results.final_table import Summary
+from esper_soa.training.start import runs
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
 SHORT = settings("wait", rounds=2, steps=1)

@@ -42,7 +42,7 @@ ELSEWHERE = {
     ".venv/bin/python -c": "prints versions on a machine with a GPU",
     ".venv/bin/python -m benchmarks": "tests/benchmarks",
     "python -m benchmarks": "tests/benchmarks",
-    "torchrun": "tests/training/test_ranks.py",
+    "torchrun": "tests/training/start/test_launch.py",
     "esper-watch": "a server that does not end: tests/lab/report/test_live.py",
     "python -m esper_soa.train +experiment=smoke data=npz": "tests/test_images_page.py",
     ".venv/bin/esper-train --check-device": "needs a GPU",

@@ -13,8 +13,8 @@ import esper_soa
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
-from esper_soa.export import main
 from esper_soa.grown.module_files import digest
+from esper_soa.training.start.export import main
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_written_is_status_1(
 
 def test_help_says_all_without_torch() -> None:
     program = "import sys; sys.argv = ['esper-export', '--help']\n"
-    program += "from esper_soa.export import main\n"
+    program += "from esper_soa.training.start.export import main\n"
     program += "try: main()\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

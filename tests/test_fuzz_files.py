@@ -29,7 +29,6 @@ from report_runs import PROGRAM, line, make_run, summary, write_round
 from esper_soa import images
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
-from esper_soa.config.errors import DataError, UserError
 from esper_soa.config.nets import DataConfig, TaskConfig, sort_slots
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.grown.module_files import ENTRY, ModuleFileError, load, save
@@ -39,14 +38,15 @@ from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.table_files import read_file, table_files
 from esper_soa.nets.data.text import TextSet, load_text
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.runtime.json_lines import keep_rounds
-from esper_soa.training.anomaly import WatchState
-from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from esper_soa.training.checksum import write_sealed
-from esper_soa.training.players import load_policy
-from esper_soa.training.resume import RunTotals
-from esper_soa.training.resume import read_run as read_checkpoint
-from esper_soa.training.start import POLICIES, packaged_policies
+from esper_soa.system.errors import DataError, UserError
+from esper_soa.system.json_lines import keep_rounds
+from esper_soa.training.files.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from esper_soa.training.files.checksum import write_sealed
+from esper_soa.training.files.find_policy import POLICIES, packaged_policies
+from esper_soa.training.files.policies import load_policy
+from esper_soa.training.files.saved_run import read_run as read_checkpoint
+from esper_soa.training.results.anomalies import WatchState
+from esper_soa.training.results.totals import RunTotals
 
 COUNTS = [100, pytest.param(2000, marks=pytest.mark.slow)]
 MOST_MEMORY = 600_000  # kB by which this process may grow, most of it once

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from breaks import breaks
 from imports import (
     class_names_used_twice,
     imported_names,
@@ -258,15 +257,11 @@ def test_a_rule_lets_good_code_pass(rule, source: str) -> None:
     assert list(rule(ast.parse(source))) == []
 
 
-def test_the_lines_of_the_table_of_breaks_are_in_their_files() -> None:
-    assert len(breaks([])) > 100  # it ends the program where one is not
-
-
 def test_imports_point_one_way() -> None:
     for source, module, breaches in (
         ("from esper_soa.agent.ppo import update", "env.step", 1),
         ("from esper_soa import lab", "training.trainer", 1),
-        ("from esper_soa.nets.data.streams import Stream\nimport esper_soa.state", "env.step", 0),
+        ("from esper_soa.system.streams import Stream\nimport esper_soa.state", "env.step", 0),
     ):
         assert len(list(upward_imports(ast.parse(source), module))) == breaches, source
     assert imports_against_the_order(PACKAGE) == AGAINST_THE_ORDER  # shorten it where one has gone

@@ -18,7 +18,6 @@ from toy_domain import CLASSES, LENGTH, TEST, TRAIN, WIDTH, WORDS, Embed, Senten
 import esper_soa
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.agent.slots import place_table
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import Topology
@@ -28,15 +27,16 @@ from esper_soa.lab import query
 from esper_soa.lab.report import write
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.data import streams
 from esper_soa.nets.data.orders import validation_order
 from esper_soa.nets.model.blueprints import BLUEPRINTS, parameter_counts
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.state import EnvState
-from esper_soa.training.build import build_world, trial_of
-from esper_soa.training.collect import EpisodeRunner, Player, Round
+from esper_soa.system import streams
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_world, trial_of
+from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 from esper_soa.vocabulary import NUM_BLUEPRINTS, Blend
 
 TOY = [

@@ -10,10 +10,10 @@ import pytest
 from program import ENVIRONMENT, finished
 
 from esper_soa.config.arguments import prepare_arguments, show_help_or_version
-from esper_soa.config.errors import UserError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig
-from esper_soa.training.command import run_command
+from esper_soa.system.errors import UserError
+from esper_soa.training.start.command import run_command
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.env.legal import illegal_heads
 from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action
-from esper_soa.training.runs import RecordedRun
+from esper_soa.training.start.runs import RecordedRun
 from esper_soa.vocabulary import Op
 
 MINE = (

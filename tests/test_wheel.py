@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.config.processor import this_processor
 from esper_soa.nets.engines.cpu import compiler, prebuilt
+from esper_soa.system.cores import this_processor
 
 pytest.importorskip("hatchling", reason="makes the wheel")
 

@@ -11,13 +11,13 @@ import pytest
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
-from esper_soa.training.evaluation import Verdict, evaluate_in_session
-from esper_soa.training.final_table import Summary
-from esper_soa.training.progress import Progress
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.session import session
-from esper_soa.training.start import resume_start
-from esper_soa.training.trainer import run_in_session
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.session import session
+from esper_soa.training.loop.evaluation import Verdict, evaluate_in_session
+from esper_soa.training.loop.trainer import run_in_session
+from esper_soa.training.results.final_table import Summary
+from esper_soa.training.results.progress import Progress
+from esper_soa.training.start.begin import resume_start
 
 
 def settings(player: str = "ppo", **changed: object) -> TrainConfig:

@@ -35,7 +35,6 @@ from esper_soa.env.step import (
     record_and_observe,
 )
 from esper_soa.env.world import World
-from esper_soa.nets.data.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.state import (
@@ -48,10 +47,11 @@ from esper_soa.state import (
     View,
     stage_in,
 )
-from esper_soa.training.build import build_rules, build_world
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.metrics import RoundResult
-from esper_soa.training.progress import Progress
+from esper_soa.system.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.training.loop.build import build_rules, build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.results.metrics import RoundResult
+from esper_soa.training.results.progress import Progress
 from esper_soa.vocabulary import HEADS, Stage
 
 CPU = torch.device("cpu")

@@ -12,16 +12,11 @@ from torch import Tensor, nn
 
 import esper_soa
 from esper_soa.config.nets import SEQUENCES, DataConfig
-from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import Draw, SampleSpec
 from esper_soa.nets.model.head import Classifier
 from esper_soa.nets.model.parts import SPREAD, Arguments, LayerSpec, Parameter
-from esper_soa.nets.model.segments import (
-    Forward,
-    PlainPart,
-    SlotNumbers,
-    StatelessSegment,
-)
+from esper_soa.nets.model.segments import Forward, PlainPart, SlotNumbers, StatelessSegment
+from esper_soa.system import streams
 
 WORDS = 7
 LENGTH = 6  # positions of a sentence

@@ -23,12 +23,12 @@ from warm import LENGTH, received
 
 # What a run, an evaluation, an export and a report import; no module that is itself started by -m.
 IMPORTED = (
-    "esper_soa.training.command",
-    "esper_soa.training.job",
-    "esper_soa.training.launch",
-    "esper_soa.training.evaluation",
+    "esper_soa.training.start.command",
+    "esper_soa.training.start.job",
+    "esper_soa.training.start.launch",
+    "esper_soa.training.loop.evaluation",
     "esper_soa.simulator",
-    "esper_soa.training.runs",
+    "esper_soa.training.start.runs",
     "esper_soa.lab.report.page",
     "esper_soa.lab.report.groups",
     "esper_soa.grown.formats",

@@ -26,13 +26,13 @@ from benchmarks import machine
 from benchmarks.records import Record, check_folder, command_line, finish, markdown, origin
 from benchmarks.timing import BenchmarkError, in_turns
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import UserError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.reduction import Reduction
 from esper_soa.env.world import World
-from esper_soa.training.build import build_world, rule_player
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.progress import Progress
+from esper_soa.system.errors import UserError
+from esper_soa.training.loop.build import build_world, rule_player
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.results.progress import Progress
 
 WORK = ["+experiment=cifar_3seed", "policy.name=schedule", "policy.init=none", "device=cpu"]
 SIDES = ("one run", "a run for each env")

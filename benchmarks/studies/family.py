@@ -43,15 +43,15 @@ from benchmarks.studies.schedules import (
 from benchmarks.units import Units, opened
 from esper_soa.agent.protocol import Agent
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import UserError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.runtime.device import apply_threads, usable_cores
-from esper_soa.training.build import build_world, rule_player
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.final_test import with_test
-from esper_soa.training.players import build_player
-from esper_soa.training.progress import Progress
+from esper_soa.system.errors import UserError
+from esper_soa.training.loop.build import build_world, rule_player
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.results.final_test import with_test
+from esper_soa.training.results.progress import Progress
 
 EXPERIMENT = "growth_family"
 ENVS = 32  # of the experiment

@@ -35,13 +35,13 @@ from benchmarks.studies.schedules import SCHEDULES, Plan
 from benchmarks.units import Key, Units, opened
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.runtime.device import apply_threads, usable_cores
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.controls import play_control
-from esper_soa.training.final_test import with_test
-from esper_soa.training.metrics import RoundResult
-from esper_soa.training.players import build_player
-from esper_soa.training.progress import Progress
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.loop.controls import play_control
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.results.final_test import with_test
+from esper_soa.training.results.metrics import RoundResult
+from esper_soa.training.results.progress import Progress
 
 PRICES = ("1", "3", "6", "12")  # in between the policy grows all and next to nothing
 WIDTHS = (1, 2, 3, 4, 5)  # base channels of plain hosts

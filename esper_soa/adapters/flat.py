@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import check
 from esper_soa.env.observation import feature_names
 from esper_soa.simulator import Info, Simulator, Value, play_settings, with_policy
 from esper_soa.state import Masks, Observation
+from esper_soa.system.errors import check
 from esper_soa.vocabulary import HEADS, Blueprint, head_sizes
 
 ACTIONS = ("joint", "heads")  # one number per env, or one choice per head

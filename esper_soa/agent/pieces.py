@@ -13,7 +13,7 @@ from torch.autograd.function import FunctionCtx
 
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy
 from esper_soa.agent.rollout import Row
-from esper_soa.nets.workers import Call, chunks, run_pieces
+from esper_soa.system.threads import Call, chunks, run_pieces
 
 ENVS = 16  # of a piece, at most; with fewer, products are slower
 WORK = 1_000_000_000  # multiplications of a forward pass; one of less is not cut

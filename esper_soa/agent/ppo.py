@@ -23,8 +23,8 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.rollout import GatheredRollout, Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.env.reduction import ALL_ENVS, Reduction
-from esper_soa.nets.data.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.nets.graphs import StepCache, captured_call
+from esper_soa.system.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, Memory, restart
 from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
-from esper_soa.config.errors import check, check_choice
 from esper_soa.config.nets import blueprint_names
 from esper_soa.env.legal import first_choice, head_masks, obey
 from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.state import Action, Decision, EnvState, View, chosen
+from esper_soa.system.errors import check, check_choice
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, AlphaMode, Op, Stage
 
 MIN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, Memory
-from esper_soa.config.errors import UserError, check
 from esper_soa.config.nets import SlotSpec
 from esper_soa.config.registry import AGENT, Part, find, num_required
 from esper_soa.env.legal import illegal_choices
 from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import Decision, View
+from esper_soa.system.errors import UserError, check
 from esper_soa.vocabulary import HEAD_NAMES
 
 ADVICE = "An agent chooses what view.masks offer; esper_soa.env.legal.obey makes WAIT of all else."

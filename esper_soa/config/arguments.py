@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 
 from esper_soa.config.env import ENV_SETTINGS
-from esper_soa.config.errors import SettingError, UserError, did_you_mean, unknown_setting_text
 from esper_soa.config.nets import DATA_NAME
 from esper_soa.config.paths import config_dir
+from esper_soa.system.errors import SettingError, UserError, did_you_mean, unknown_setting_text
 
 # Flags of Hydra that take no value; one between overrides ends in an error.
 LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")

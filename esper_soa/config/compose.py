@@ -21,9 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.config import settings
 from esper_soa.config.arguments import check_overrides, expand_slots, options
-from esper_soa.config.errors import UserError, check, one_line, single_line
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
+from esper_soa.system.errors import UserError, check, one_line, single_line
 
 # of which Hydra has one per process
 HYDRA_SINGLETONS = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from esper_soa.config.errors import SettingError, check
 from esper_soa.config.paths import user_path
 from esper_soa.config.ranges import (
     COUNT,
@@ -21,6 +20,7 @@ from esper_soa.config.ranges import (
     word,
 )
 from esper_soa.config.registry import BLUEPRINT, DATASET, HOST, is_reference, name_in
+from esper_soa.system.errors import SettingError, check
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, SEQUENCE_BLUEPRINTS
 
 IMAGE_SIZE = 32

@@ -8,8 +8,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
-from esper_soa.config.errors import check
 from esper_soa.config.registry import is_reference
+from esper_soa.system.errors import check
 
 RULE = "rule"  # key of a field's metadata
 COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64

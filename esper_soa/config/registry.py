@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from inspect import Parameter, signature
 from typing import TypeVar
 
-from esper_soa.config.errors import SettingError, one_line
+from esper_soa.system.errors import SettingError, one_line
 
 RAISES = "it raises"  # in a finding, before what a user's code raised
 RAISED = (  # what a user's code may raise where it is called to be looked at

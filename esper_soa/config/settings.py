@@ -17,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from esper_soa.config import env, nets
 from esper_soa.config.agent import POLICIES, SCRATCH, PolicyConfig
 from esper_soa.config.arguments import check_key
-from esper_soa.config.errors import UserError, check, single_line
 from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
@@ -31,6 +30,7 @@ from esper_soa.config.ranges import (
     word,
 )
 from esper_soa.config.registry import AGENT, is_reference
+from esper_soa.system.errors import UserError, check, single_line
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
 DEVICE = TextPattern(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")

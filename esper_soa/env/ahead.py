@@ -24,7 +24,6 @@ from esper_soa.env.step import (
     initial_state,
     record_and_observe,
 )
-from esper_soa.nets.data import streams
 from esper_soa.state import (
     STATE_FLOAT,
     Action,
@@ -34,6 +33,7 @@ from esper_soa.state import (
     same_bits,
     unchecked,
 )
+from esper_soa.system import streams
 from esper_soa.vocabulary import HEAD_NAMES, Stage
 
 Record: TypeAlias = Tensor | TensorClass | tuple["Record", ...]

@@ -7,8 +7,8 @@ its own: rows of (subset bit mask, accuracy) in, per-seed numbers out.
 import torch
 from torch import Tensor
 
-from esper_soa.nets.data import streams
 from esper_soa.state import Attribution, Measurements, Slots
+from esper_soa.system import streams
 from esper_soa.vocabulary import Stage
 
 

@@ -17,7 +17,7 @@ from esper_soa.state import Action, EnvState, Masks, Observation, View
 
 
 class Observer:
-    """Told of phases of env-steps, rounds, runs (training/profile.py); this one does nothing."""
+    """Told of phases of env-steps, rounds and runs (results/profile.py); this one does nothing."""
 
     def on_phase_end(self, phase: str) -> None:
         """Called at the end of `phase`."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from esper_soa.config import registry
 from esper_soa.config.env import TERM_NAMES, USER_TERM
-from esper_soa.config.errors import check
 from esper_soa.env.reward_records import RewardInputs, UserReward
-from esper_soa.nets.data import streams
 from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import STATE_FLOAT, stage_in
+from esper_soa.system import streams
+from esper_soa.system.errors import check
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 PROBED_ENVS = 5

@@ -18,7 +18,7 @@ from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
-from esper_soa.nets.data import batches, orders, streams
+from esper_soa.nets.data import batches, orders
 from esper_soa.nets.data.image_set import DatasetEntry, ImageSet, sets_of
 from esper_soa.nets.engine import Sizes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
@@ -26,6 +26,7 @@ from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.nets.sgd import rules_of
 from esper_soa.state import STATE_FLOAT, EnvState
+from esper_soa.system import streams
 from esper_soa.vocabulary import HEADS, Stage
 
 # Numbers of heads, env-step after env-step, that a stream draws side by side; those of further

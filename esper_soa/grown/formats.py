@@ -19,11 +19,11 @@ from typing import TypeAlias
 
 import torch
 
-from esper_soa.config.errors import UserError, check
 from esper_soa.grown.module_files import save
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.runtime.files import write_bytes
+from esper_soa.system.errors import UserError, check
+from esper_soa.system.files import write_bytes
 
 WIDTH = 116  # letters of a line of code
 REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter

@@ -17,11 +17,11 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from esper_soa.agent.controller import Controller, controller_of
-from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.registry import RAISED
 from esper_soa.grown.build import GrownHost
 from esper_soa.nets.model.modules import GrownNetwork, network_of
-from esper_soa.runtime.files import write_bytes
+from esper_soa.system.errors import UserError, one_line
+from esper_soa.system.files import write_bytes
 
 Module = GrownNetwork | Controller
 VERSION = 1  # of what is ours in a file

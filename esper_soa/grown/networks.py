@@ -15,7 +15,7 @@ from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
 from esper_soa.nets.data.batches import BatchSource, origin
 from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.runtime.versions import package_versions
+from esper_soa.system.versions import package_versions
 
 AT_ONCE = 256  # samples per forward pass of `score_network`, at most
 # Where samples have many targets of many classes: logits of a pass, of more than one sample, and

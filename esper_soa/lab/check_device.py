@@ -13,7 +13,7 @@ from esper_soa.nets.choose import probe_engines
 from esper_soa.nets.trial import TrialResult
 from esper_soa.runtime import device as devices
 from esper_soa.runtime.memory import GIB, at_once, free_memory, needs
-from esper_soa.training.build import trial_of
+from esper_soa.training.loop.build import trial_of
 
 MIB = 2**20
 RULES = {

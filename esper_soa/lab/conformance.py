@@ -20,7 +20,6 @@ from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.user_agents import AgentContext, decision_faults, make_agent, memory_faults
 from esper_soa.config import registry
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.nets import IMAGES, TOPOLOGIES, DataConfig, TaskConfig, host_slots
 from esper_soa.config.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, collect_faults
 from esper_soa.config.settings import ComputeConfig, TrainConfig
@@ -34,7 +33,8 @@ from esper_soa.nets.model import user_parts as own_parts
 from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.state import Decision, View
-from esper_soa.training.build import build_world
+from esper_soa.system.errors import UserError, one_line
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
 CPU = torch.device("cpu")

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.config.registry import RAISES, collect_faults
-from esper_soa.nets.data import streams
 from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model import user_parts as own_parts
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_forward, seed_table
@@ -18,6 +17,7 @@ from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.segments import FeatureShape
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.seeds.seeds import TrainingSeeds
+from esper_soa.system import streams
 
 NETS = 3  # networks and images of a trial
 IMAGES = 4

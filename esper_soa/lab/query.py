@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper_soa.config.errors import UserError, check, check_choice
-from esper_soa.runtime.console import ending_with_status, parser
-from esper_soa.runtime.signals import import_guard
+from esper_soa.system.console import ending_with_status, parser
+from esper_soa.system.errors import UserError, check, check_choice
+from esper_soa.system.signals import import_guard
 
 # What they are where they are not given.
 SETTINGS = {"format": "table", "limit": "50", "files": "runs"}

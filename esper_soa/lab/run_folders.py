@@ -15,11 +15,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import TrainConfig, flat_settings
-from esper_soa.runtime.files import LOGGER
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.system.errors import UserError, one_line
+from esper_soa.system.files import LOGGER
+from esper_soa.training.files.run_folder import RunFolder
 
 DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
 

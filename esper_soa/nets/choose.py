@@ -11,7 +11,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple, cast
 
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import SEQUENCES
 from esper_soa.config.registry import name_in
 from esper_soa.nets.data.images import CROPS
@@ -19,6 +18,7 @@ from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.trial import Trial, TrialResult, try_engines
+from esper_soa.system.errors import SettingError
 
 NATIVE = "native"  # the kernels in C
 REFERENCE = "torch"  # the engine that says what the others must come to

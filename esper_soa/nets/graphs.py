@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from esper_soa.config.errors import check, error_text
+from esper_soa.system.errors import error_text
 
 # torch has no public name for the pytrees above (2.13); tensordict registers its classes with these
 # and no others.
@@ -204,12 +204,8 @@ def captured_call(
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 
 
-PARTS = ("state machine", "policy", "gradient steps")  # what compute.cuda_graphs is about
-STATE, POLICY, GRADIENTS = PARTS
-
-
 class Replay(NamedTuple):
-    """Which of PARTS are kept as steps and replayed as CUDA graphs, and why, in words for logs."""
+    """Which parts of a run are kept as steps and replayed as CUDA graphs, and why, for logs."""
 
     parts: tuple[str, ...] = ()
     reason: str = "nobody asked for it"
@@ -226,25 +222,3 @@ class Replay(NamedTuple):
         """For versions.json."""
         facts = {"replayed": ", ".join(self.parts), "reason": self.reason}
         return facts | {"left_out": "; ".join(self.left_out)}
-
-
-def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
-    """What compute.cuda_graphs stands for on `device`: `auto` replays on a GPU what can be
-    repeated, and goes on without where a capture fails; SettingError for `on` without CUDA.
-    """
-    if setting == "off" or (setting == "auto" and device.type != "cuda"):
-        on = "" if setting == "off" else f" on {device.type}"
-        return Replay((), f"no CUDA graphs (compute.cuda_graphs={setting}{on})")
-    words = "CUDA graphs need an NVIDIA GPU."
-    allowed = f"auto or off on device={device.type}"
-    check(device.type == "cuda", "compute.cuda_graphs", setting, allowed, words)
-    if setting == "on":
-        return Replay(PARTS, "all are replayed (compute.cuda_graphs=on)")
-    obstacles = {
-        STATE: "a reward of your own may do what a graph does not do again" if own_reward else "",
-        GRADIENTS: "ranks take them together" if num_ranks > 1 else "",
-    }
-    reasons = {part: reason for part, reason in obstacles.items() if reason}
-    parts = tuple(part for part in PARTS if part not in reasons)
-    left_out = tuple(f"{part}: left out, as {reason}" for part, reason in reasons.items())
-    return Replay(parts, f"{', '.join(parts)} (compute.cuda_graphs=auto)", left_out, insists=False)

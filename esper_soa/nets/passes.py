@@ -19,8 +19,8 @@ from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_acti
 from esper_soa.nets.seeds.seed_plan import SeedPlan, seed_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.sgd import Rules, rules_of
-from esper_soa.nets.workers import Call, chunks, run_pieces
 from esper_soa.state import STATE_FLOAT, GradientStats, initial
+from esper_soa.system.threads import Call, chunks, run_pieces
 
 Feed = TypeVar("Feed")
 Gradients = dict[str, Tensor]  # fields of GradientStats [N, S]

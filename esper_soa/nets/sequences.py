@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from esper_soa.nets.batched import NORM_EPS
-from esper_soa.nets.data import streams
+from esper_soa.system import streams
 
 
 def rows_of(x: Tensor, num_nets: int) -> Tensor:

@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import UserError, error_text, one_line
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.ranges import env_numbers
-from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec
 from esper_soa.nets.engine import Engine, NetsConfig, Sizes
 from esper_soa.nets.graphs import WARM_UPS
@@ -27,6 +25,8 @@ from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
 from esper_soa.state import STATE_FLOAT
+from esper_soa.system import streams
+from esper_soa.system.errors import UserError, error_text, one_line
 from esper_soa.vocabulary import RUNNING_STAGES, Blend, Stage
 
 # Result by result, an engine may be as far from torch in float32 as TIMES torch itself in the

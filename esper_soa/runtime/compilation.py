@@ -10,7 +10,7 @@ import tempfile
 
 import torch
 
-from esper_soa.config.paths import FolderError, open_cache
+from esper_soa.system.caches import FolderError, open_cache
 
 # the variable by which torch.compile is told where to keep things
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"

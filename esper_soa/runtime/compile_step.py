@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.export import Dim, export
 
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.config.paths import DRAFT, drop_old_drafts
 from esper_soa.env.ahead import (
     KERNELS,
     LibraryError,
@@ -37,10 +36,11 @@ from esper_soa.env.ahead import (
 )
 from esper_soa.env.governor import discard_panicked, watch
 from esper_soa.env.step import EnvRules, apply_action, initial_state, record_and_observe
-from esper_soa.nets.data import streams
-from esper_soa.runtime.signals import STOPPING, Interrupted, signal_handlers
 from esper_soa.runtime.step_cache import REFUSED, digests, find, only_compiler, store
 from esper_soa.state import View, same_bits
+from esper_soa.system import streams
+from esper_soa.system.caches import DRAFT, drop_old_drafts
+from esper_soa.system.signals import STOPPING, Interrupted, signal_handlers
 from esper_soa.vocabulary import HEADS
 
 LIMIT = 1800  # seconds

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import torch
 
-from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import SubsetRows
-from esper_soa.config.processor import usable_cores
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.engine import Sizes
 from esper_soa.nets.model.host import INDEXED, HostShape, activation_elements
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.seeds.subsets import max_rows
+from esper_soa.system.cores import usable_cores
+from esper_soa.system.errors import SettingError, check
 
 # training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
 CPU_CHUNK_IMAGES = 512

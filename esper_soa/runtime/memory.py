@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import IMAGES, LOSS_SETTINGS, SIZE_SETTINGS
 from esper_soa.config.ranges import env_words
 from esper_soa.config.settings import LOWER, TrainConfig
@@ -29,6 +28,7 @@ from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.sgd import state_width
 from esper_soa.runtime.device import choose_layout, sizes_of
+from esper_soa.system.errors import SettingError
 
 FLOAT = 4  # bytes of a number
 MIB = 2**20

@@ -4,7 +4,7 @@ A rank has some of the envs, neighbours by their number, with their weights and 
 optimiser and normalisers are the same on all, as whatever moves them is summed over all envs first.
 `Ranks` is a process alone, to which nothing of that costs anything; `RankGroup` is one of several.
 Both are a `Reduction`, which is all that env and agent see of them. Which process is which rank is
-settled in training/start.py.
+settled in training/start/begin.py.
 """
 
 import os
@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from esper_soa.config.errors import RankLostError, one_line
-from esper_soa.config.processor import core_numbers
 from esper_soa.env.reduction import Reduction
+from esper_soa.system.cores import core_numbers
+from esper_soa.system.errors import RankLostError, one_line
 
 Value = TypeVar("Value")
 # that a rank waits for the others: of two, one may build while the other compiles

@@ -23,11 +23,11 @@ from pathlib import Path
 import tensordict
 import torch
 
-from esper_soa.config.paths import FolderError, open_cache, open_folder, read_user_file
-from esper_soa.config.processor import this_processor
 from esper_soa.env.ahead import KERNELS, LibraryError, can_load, load_kernels
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
+from esper_soa.system.caches import FolderError, open_cache, open_folder, read_user_file
+from esper_soa.system.cores import this_processor
 
 FOLDER = "step"  # of all keys, in the user's cache
 MANIFEST = "sha256.json"

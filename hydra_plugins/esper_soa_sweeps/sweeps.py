@@ -15,9 +15,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, read_write
 
-from esper_soa.config.errors import UserError
-from esper_soa.runtime.console import exit_with
-from esper_soa.runtime.signals import import_guard
+from esper_soa.system.console import exit_with
+from esper_soa.system.errors import UserError
+from esper_soa.system.signals import import_guard
 
 if find_spec("esper_soa.lab") is not None:
     from esper_soa.lab.sweep.resolvers import register_resolvers
@@ -86,7 +86,7 @@ class JobSweeper(Sweeper):
         """
         with import_guard():
             from esper_soa.lab.sweep.summary import Console, end_sweep
-            from esper_soa.training.run_folder import Claim
+            from esper_soa.training.files.claims import Claim
         folder = Path(self.hydra.sweep.dir)
         try:
             self.claim = Claim(folder)  # until this process ends

@@ -5,7 +5,7 @@ import torch
 from adapter_sizes import ENVS, IMAGES, PLATEAU, STEPS, Case, Played
 
 from esper_soa.adapters.flat import FlatEnvs, flat_envs
-from esper_soa.config.errors import UserError
+from esper_soa.system.errors import UserError
 from esper_soa.vocabulary import HEAD_NAMES, Blueprint, Op
 
 WAIT = torch.zeros(ENVS, dtype=torch.int64)

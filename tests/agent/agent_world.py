@@ -13,8 +13,8 @@ from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import SlotSpec, TaskConfig, host_slots
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
-from esper_soa.nets.data.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.state import Decision, Masks, Observation
+from esper_soa.system.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, Op, head_sizes
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.config.env import GovernorConfig
 from esper_soa.config.settings import TrainConfig
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.players import build_player
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.loop.players import build_player
 
 ENVS = 3
 SLOTS = 3

@@ -13,8 +13,8 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import PPOConfig
-from esper_soa.nets.workers import run_pieces
 from esper_soa.state import same_bits
+from esper_soa.system.threads import run_pieces
 
 STEPS = 5
 DIFFERENTIABLE = ("log_probs", "entropies", "value", "q", "contribution")

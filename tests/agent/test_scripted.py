@@ -18,11 +18,11 @@ from esper_soa.agent.scripted import (
 )
 from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.config.env import LifecycleConfig
-from esper_soa.config.errors import SettingError
 from esper_soa.env.legal import head_masks, obey
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.state import Action, View
+from esper_soa.system.errors import SettingError
 from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,

@@ -11,7 +11,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import PPOConfig
 from esper_soa.config.settings import AnomalyConfig
-from esper_soa.training.anomaly import Watch
+from esper_soa.training.results.anomalies import Watch
 from esper_soa.vocabulary import HEAD_NAMES
 
 NO_FLOOR = dict.fromkeys(HEAD_NAMES, 0.0)

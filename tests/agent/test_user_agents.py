@@ -20,11 +20,11 @@ from esper_soa.agent.scripted import (
 )
 from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import HeuristicConfig, ImitationConfig
-from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.env import Env
-from esper_soa.training.build import build_world, rule_player
-from esper_soa.training.players import build_player
+from esper_soa.system.errors import SettingError, UserError
+from esper_soa.training.loop.build import build_world, rule_player
+from esper_soa.training.loop.players import build_player
 from esper_soa.vocabulary import Blueprint
 
 HERE = "parts_of_users"

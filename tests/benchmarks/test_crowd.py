@@ -16,7 +16,7 @@ from benchmarks.loops import BareLoop, Loop, PlainLoop, tune
 from benchmarks.machine import count_syncs
 from benchmarks.opponents import Crowd, Layout, LoopSide, layouts, own_cores
 from benchmarks.timing import COLUMNS, BenchmarkError, in_columns
-from esper_soa.config.processor import usable_cores
+from esper_soa.system.cores import usable_cores
 from tests.benchmarks.here import stay_here
 
 CPU = torch.device("cpu")

@@ -19,7 +19,6 @@ from benchmarks.records import keep, kept, place
 from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config.errors import SettingError
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.nets import TaskConfig, TransformerConfig
 from esper_soa.config.settings import ComputeConfig
@@ -32,6 +31,7 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.seeds.seeds import SeedFiller
+from esper_soa.system.errors import SettingError
 from esper_soa.vocabulary import Blend, Op, Stage
 from tests.benchmarks.here import stay_here
 

@@ -14,7 +14,7 @@ import warm
 from benchmarks.proof_figure import figure, stamp
 from benchmarks.proof_statistics import Comparison, comparisons, levels, main_runs
 from benchmarks.table import figure_of, main, sections
-from esper_soa.training.statistics import Interval
+from esper_soa.training.results.statistics import Interval
 from tests.benchmarks.proof_record import PLAYERS, main_record, player, proof_record
 
 ROOT = Path(__file__).resolve().parents[2]

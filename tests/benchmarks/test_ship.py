@@ -14,12 +14,12 @@ from program import ENVIRONMENT, PATIENCE, TINY, wait_until
 
 from benchmarks import ship
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.config.errors import UserError
-from esper_soa.training import start
-from esper_soa.training.build import build_world
-from esper_soa.training.checkpoint import load_checkpoint
-from esper_soa.training.players import build_player
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.system.errors import UserError
+from esper_soa.training.files import find_policy
+from esper_soa.training.files.checkpoint import load_checkpoint
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.players import build_player
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
@@ -240,10 +240,10 @@ def test_the_plans_of_the_project_compose(name: str, tmp_path: Path) -> None:
 
 
 def test_every_policy_that_ships_has_a_card_and_starts_a_run() -> None:
-    for name in start.packaged_policies():
-        card = (start.POLICIES / f"{name}.md").read_text(encoding="utf-8")
+    for name in find_policy.packaged_policies():
+        card = (find_policy.POLICIES / f"{name}.md").read_text(encoding="utf-8")
         assert f"policy.init={name}" in card
-        file = load_checkpoint(start.find_policy(name), CPU)
+        file = load_checkpoint(find_policy.find_policy(name), CPU)
         sizes = [f"policy.network.{key}={size}" for key, size in dict(file["network"]).items()]  # type: ignore[arg-type]
         plan = ship.Plan(name, "", [ship.Stage("a", [*TINY, f"policy.init={name}", *sizes])])
         cfg = ship.jobs_of(plan, Path("nowhere"), [])[0].settings

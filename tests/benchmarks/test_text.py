@@ -11,7 +11,7 @@ from benchmarks.processes import ROOT
 from benchmarks.text import NAMES, RUNS, SEEDS, play, record_of, table
 from benchmarks.timing import BenchmarkError
 from esper_soa.config.compose import compose_settings
-from esper_soa.training.controls import widen_host
+from esper_soa.training.loop.controls import widen_host
 
 FACTS = {"cpu": "CPU", "cores": 2, "torch": "2.13"}
 HEAD = {"time": "2026-11-25T22:00:00Z", "commit": "abcdef12", "machine": FACTS, "seeds": [301, 302]}

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.processes import in_processes
 from benchmarks.timing import BenchmarkError
 from benchmarks.units import CODE, Units, code_stamp, opened, stamp_of
-from esper_soa.config.errors import UserError
+from esper_soa.system.errors import UserError
 
 NOW = {"commit": "1234567", "code": "aaa", "settings_given": [], "settings": {"steps": 75}}
 KEY = ("fashion32", 20260101, "learned")

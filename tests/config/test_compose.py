@@ -17,10 +17,10 @@ from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
 from esper_soa.config.compose import compose_settings, experiments
-from esper_soa.config.errors import UserError
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
+from esper_soa.system.errors import UserError
 
 register_schema()  # for Hydra's own composing, that ours is set beside
 

@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
 from esper_soa.config.paths import config_dir
@@ -29,6 +28,7 @@ from esper_soa.config.settings import (
     settings_from,
 )
 from esper_soa.lab.sweep.resolvers import register_resolvers, share_of_cores
+from esper_soa.system.errors import SettingError, UserError
 
 CONFIGS = Path(config_dir())
 

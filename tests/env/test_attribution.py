@@ -20,7 +20,7 @@ from esper_soa.env.attribution import (
 )
 from esper_soa.env.step import measure_, record_and_observe
 from esper_soa.state import Attribution, Slots, initial
-from esper_soa.training.build import build_world
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blueprint, Stage
 
 # Accuracy by code of env 0 with three ablated seeds, env 1 with slots 1 and 2, env 2 without any;

@@ -32,8 +32,8 @@ from esper_soa.env.step import (
     record_and_observe,
 )
 from esper_soa.state import EnvState
-from esper_soa.training.build import build_rules, build_world
-from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.loop.build import build_rules, build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.vocabulary import Op
 
 STEPS = 40

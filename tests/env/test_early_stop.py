@@ -17,17 +17,17 @@ from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import ImitationConfig
 from esper_soa.config.env import EarlyStopConfig, GovernorConfig
-from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.early_stop import Cause, advance
 from esper_soa.env.reduction import Reduction
 from esper_soa.env.step import initial_state
 from esper_soa.simulator import Simulator
 from esper_soa.state import Action, EnvState
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import EpisodeRunner, Player, Round
-from esper_soa.training.players import build_player
-from esper_soa.training.progress import Progress
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.results.progress import Progress
 
 STEPS = 12
 # Marks of the last env-step before the end, which the next one takes back.

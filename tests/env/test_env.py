@@ -10,7 +10,7 @@ from esper_soa.env.env import Env
 from esper_soa.env.step import EAGER, EnvView
 from esper_soa.nets.graphs import CapturedCall, StepCache
 from esper_soa.state import EnvState
-from esper_soa.training.build import build_world
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Op
 
 

@@ -31,9 +31,9 @@ from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.nets.engine import Sizes
 from esper_soa.state import Decision, EnvState, View
-from esper_soa.training.build import build_rules
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.metrics import RoundResult
+from esper_soa.training.loop.build import build_rules
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.results.metrics import RoundResult
 from esper_soa.vocabulary import Op
 
 QUIET = quiet_progress()

@@ -35,7 +35,7 @@ from esper_soa.env.reward_modes import score
 from esper_soa.env.signals import push
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.state import STATE_FLOAT, Decision, Totals, View, initial
-from esper_soa.training.build import build_rules
+from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import Op
 
 ENVS = 600

@@ -10,7 +10,7 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.env.env import Env
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.world import World
-from esper_soa.training.build import build_world
+from esper_soa.training.loop.build import build_world
 
 ENVS = 4
 FIRST = 2

@@ -10,11 +10,11 @@ from tiny_world import play_state, tiny_rules
 from torch import Tensor
 
 from esper_soa.config.env import REWARD_MODES, TERM_NAMES, LossRewardConfig, RewardConfig
-from esper_soa.config.errors import SettingError
 from esper_soa.env.reward import germination_refund, reward, reward_inputs, settle_fossils
 from esper_soa.env.reward_modes import RewardTerms
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.state import ActionOutcome, EnvState
+from esper_soa.system.errors import SettingError
 from esper_soa.vocabulary import Blend, Op, Stage
 
 STEPS = 6

@@ -11,11 +11,11 @@ from tiny_world import CPU, play_state, tiny_settings
 
 import esper_soa
 from esper_soa.config.env import RewardConfig
-from esper_soa.config.errors import UserError
 from esper_soa.env.reward_modes import RewardTerms
 from esper_soa.env.step import EnvRules, StepResult
 from esper_soa.state import Slots, Totals
-from esper_soa.training.build import build_rules
+from esper_soa.system.errors import UserError
+from esper_soa.training.loop.build import build_rules
 
 HERE = "parts_of_users"
 NUM_ENVS = 5

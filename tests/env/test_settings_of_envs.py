@@ -15,7 +15,6 @@ from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.arguments import expand_slots
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.env import ENV_SETTINGS, RewardConfig
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DATA_NAME, DataConfig, TaskConfig, TransformerConfig
 from esper_soa.config.ranges import EnvDraw
 from esper_soa.config.settings import TrainConfig
@@ -28,9 +27,10 @@ from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.state import same_bits
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.metrics import RoundResult
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.results.metrics import RoundResult
 from esper_soa.vocabulary import Blend, Blueprint
 
 ENVS = 3

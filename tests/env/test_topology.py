@@ -15,9 +15,9 @@ from esper_soa.env.topology import Topology, state_with_topology, topology_of
 from esper_soa.env.world import World
 from esper_soa.nets.seeds import pools
 from esper_soa.state import EnvState
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import EpisodeRunner, Player, Round
-from esper_soa.training.metrics import RoundResult
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
+from esper_soa.training.results.metrics import RoundResult
 from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Op, Stage
 
 STEPS = 4

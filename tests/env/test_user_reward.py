@@ -10,13 +10,13 @@ from parts_of_users import gain, parts
 from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
 from esper_soa.config.env import TERM_NAMES, GovernorConfig, RewardConfig
-from esper_soa.config.errors import SettingError
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.step import EnvRules, apply_action
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.state import STATE_FLOAT
-from esper_soa.training.build import build_rules
-from esper_soa.training.metrics import MetricsAccumulator
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_rules
+from esper_soa.training.results.metrics import MetricsAccumulator
 
 HERE = "parts_of_users"
 NUM_ENVS = 4

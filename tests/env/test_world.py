@@ -12,16 +12,16 @@ from recorded_numbers import assert_recorded, fingerprint, fingerprints
 from tiny_world import CPU, SMALL_TASK, tiny_settings
 from torch import Tensor
 
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env import world as module
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
-from esper_soa.nets.data import streams
 from esper_soa.nets.data.images import TrainingImages, cut_batch, training_crops
 from esper_soa.nets.data.orders import validation_order
-from esper_soa.training.build import build_world
+from esper_soa.system import streams
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import HEADS
 
 ENVS = 3

@@ -14,12 +14,12 @@ import torch
 from grown_hosts import KINDS, Measured, measured_hosts
 from torch import Tensor, nn
 
-from esper_soa.config.errors import UserError
 from esper_soa.grown import formats
 from esper_soa.grown.build import ACTIVE_STAGES_OF_HOST
 from esper_soa.grown.formats import save_code, save_onnx, save_pt2
 from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.system.errors import UserError
 
 BATCHES = (1, 2, 7, 64)
 

@@ -24,9 +24,9 @@ from esper_soa import blueprint, host, layer
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
-from esper_soa.export import main
 from esper_soa.grown.module_files import ENTRY, ModuleFileError, digest, load, save, save_hosts
 from esper_soa.nets.model.modules import GrownNetwork, layer_of
+from esper_soa.training.start.export import main
 
 NUM_HOSTS = 5
 
@@ -272,7 +272,7 @@ def test_a_description_that_is_none_is_refused(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from esper_soa.runtime import files
+from esper_soa.system import files
 from esper_soa.grown.module_files import load, save
 net = load(sys.argv[1])
 net.classifier.linear.bias.data.zero_()

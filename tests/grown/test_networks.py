@@ -14,15 +14,16 @@ from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.module_files import load
-from esper_soa.runtime.files import IncompleteError
 from esper_soa.runtime.ranks import ALONE
-from esper_soa.runtime.versions import package_versions
 from esper_soa.state import STATE_FLOAT
-from esper_soa.training import task_files, task_run
-from esper_soa.training.build import build_world
-from esper_soa.training.run_folder import RunFolder, rounds_of
-from esper_soa.training.session import Session
-from esper_soa.training.task_files import TaskFiles
+from esper_soa.system.files import IncompleteError
+from esper_soa.system.versions import package_versions
+from esper_soa.training.files.run_folder import RunFolder, rounds_of
+from esper_soa.training.files.session import Session
+from esper_soa.training.loop import task as task_run
+from esper_soa.training.loop import task_files
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.task_files import TaskFiles
 from esper_soa.vocabulary import Stage
 
 ROUNDS = 4

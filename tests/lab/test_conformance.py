@@ -11,10 +11,10 @@ from hosts_of_users import unmarked as unmarked_host
 from parts_of_users import Grouped, unmarked
 
 import esper_soa
-from esper_soa.config.errors import SettingError, UserError
 from esper_soa.lab.conformance import ConformanceError
 from esper_soa.lab.conformance_networks import host_networks
 from esper_soa.nets.model import user_parts
+from esper_soa.system.errors import SettingError, UserError
 
 HERE = "parts_of_users"
 CHECKS: dict[str, Callable[..., None]] = {

@@ -30,7 +30,7 @@ from esper_soa.nets.engines.gpu import blocks
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.engines.gpu.tile_sizes import shared_limit
 from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.training.build import build_world
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Stage
 
 launch = jit.JITFunction.run

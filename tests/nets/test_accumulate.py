@@ -11,13 +11,13 @@ import pytest
 import torch
 from tiny_world import CPU, seeds_where, tiny_settings
 
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
-from esper_soa.training.build import build_world
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 

@@ -15,7 +15,7 @@ from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import INDEXED, activation_elements, host_shape
 from esper_soa.nets.trial import Trial, Workload
-from esper_soa.training.build import trial_of
+from esper_soa.training.loop.build import trial_of
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 META = torch.device("meta")

@@ -47,13 +47,7 @@ from esper_soa.nets.model.parts import (
 from esper_soa.nets.seeds.pools import parameter_table, row_layout
 from esper_soa.nets.seeds.seed_plan import Group
 from esper_soa.nets.seeds.seeds import ActiveGroup, SeedFiller, TrainingSeeds
-from esper_soa.vocabulary import (
-    BLUEPRINT_NAMES,
-    CNN_BLUEPRINTS,
-    NUM_BLUEPRINTS,
-    Blend,
-    Blueprint,
-)
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
 
 NETS = 3
 BATCH = 2

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.config import processor
 from esper_soa.nets.engines.cpu import cache, compiler
+from esper_soa.system import cores as processor
 
 COMMON = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math")
 GCC = ("__GNUC__ 12", '__VERSION__ "12.2.0"')

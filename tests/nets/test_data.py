@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper_soa.config.errors import SettingError
 from esper_soa.nets.data import orders
 from esper_soa.nets.data.batches import Draw, check_classes, check_work
 from esper_soa.nets.data.datasets import ImageSet
@@ -26,7 +25,8 @@ from esper_soa.nets.data.orders import (
     split_validation_order,
     validation_order,
 )
-from esper_soa.nets.data.streams import AUGMENTATION, DATA_ORDER, integers, stream_keys
+from esper_soa.system.errors import SettingError
+from esper_soa.system.streams import AUGMENTATION, DATA_ORDER, integers, stream_keys
 
 MEAN = (0.1, 0.2, 0.3)
 STD = (0.5, 0.25, 0.125)

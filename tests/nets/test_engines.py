@@ -10,7 +10,6 @@ import torch
 from tiny_world import CPU, quiet_progress, tiny_settings
 
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.nets.choose import ENGINES, choose_engine, fastest_engine
@@ -18,8 +17,9 @@ from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.cpu import library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.training.build import build_world, trial_of
-from esper_soa.training.collect import EpisodeRunner, Player, Round
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_world, trial_of
+from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 
 STEPS = 6
 ALONE = "native kernels are for float32 on a CPU, not"

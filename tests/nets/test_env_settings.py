@@ -10,7 +10,7 @@ from tiny_world import tiny_settings
 from esper_soa.config.nets import TaskConfig
 from esper_soa.env.step import measure_
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.training.build import build_world
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 CPU = torch.device("cpu")

@@ -16,7 +16,6 @@ from tiny_world import CPU, seeds_where, silence_hosts_, tiny_settings
 from torch import Tensor
 from torch.nn import functional
 
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.env.world import World
@@ -42,7 +41,8 @@ from esper_soa.nets.model.parts import (
 )
 from esper_soa.nets.seeds import pools, seed_plan
 from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.training.build import build_world
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 pytestmark = pytest.mark.usefixtures("native")

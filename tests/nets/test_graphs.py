@@ -19,13 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config.errors import SettingError, error_text
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.graphs import (
-    GRADIENTS,
-    PARTS,
-    POLICY,
-    STATE,
     WARM_UPS,
     CapturedCall,
     EmptyGraphError,
@@ -33,15 +28,16 @@ from esper_soa.nets.graphs import (
     Replay,
     StepCache,
     captured_call,
-    choose_replay,
     copy_all_,
 )
-from esper_soa.training import build
-from esper_soa.training.build import build_world
-from esper_soa.training.players import build_player
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.running import Run
-from esper_soa.training.session import session
+from esper_soa.runtime.replay import GRADIENTS, PARTS, POLICY, STATE, choose_replay
+from esper_soa.system.errors import SettingError, error_text
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.session import session
+from esper_soa.training.loop import build
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.loop.run import Run
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ import torch
 import user_files
 
 import esper_soa
-from esper_soa.config.errors import DataError, SettingError, UserError
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import image_preparation
 from esper_soa.nets.data.batches import check_classes
 from esper_soa.nets.data.datasets import ImageSet, count_samples, load_images
+from esper_soa.system.errors import DataError, SettingError, UserError
 
 
 def loaded(path: Path, **settings: object) -> ImageSet:

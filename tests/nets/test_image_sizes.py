@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from esper_soa.config.errors import SettingError
 from esper_soa.nets.data.image_preparation import inner_size, resize_images, resize_text
+from esper_soa.system.errors import SettingError
 
 
 def noise(height: int, width: int) -> np.ndarray:

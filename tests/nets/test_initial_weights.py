@@ -9,7 +9,6 @@ from torch import Tensor
 
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
 from esper_soa.config.nets import TaskConfig, host_slots, sort_slots
-from esper_soa.nets.data import streams
 from esper_soa.nets.model import parts
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
@@ -21,6 +20,7 @@ from esper_soa.nets.model.blueprints import (
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.model.parts import Parameter, Table
 from esper_soa.nets.seeds import pools
+from esper_soa.system import streams
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 QUANTILES = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9], dtype=torch.float64)

@@ -14,7 +14,7 @@ from esper_soa.config.nets import TaskConfig, lr_factor
 from esper_soa.env.step import measure_
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.training.build import build_world
+from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 CPU = torch.device("cpu")

@@ -28,7 +28,6 @@ from program import wait_until
 from tensordict import TensorDict
 from warm import Popen
 
-from esper_soa.config.processor import this_processor
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
 from esper_soa.nets.engines.cpu.proof import choose_native
@@ -36,6 +35,7 @@ from esper_soa.nets.engines.cpu.records import call
 from esper_soa.nets.engines.cpu.sequences import SequenceBlock
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.sgd import rules_of
+from esper_soa.system.cores import this_processor
 
 pytestmark = pytest.mark.usefixtures("native")
 

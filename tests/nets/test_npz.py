@@ -15,8 +15,8 @@ import pytest
 import user_files
 
 from esper_soa import images
-from esper_soa.config.errors import DataError
 from esper_soa.nets.data.npz import LazyArray, check_ratio, npz_arrays
+from esper_soa.system.errors import DataError
 
 REMEDY = (
     r"Save the arrays anew: numpy\.savez\('mine\.npz', train_images=\.+, train_labels=\.+, \.+\)\.$"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.nets.data.orders import grid, permutation_values
-from esper_soa.nets.data.streams import DATA_ORDER, stream_keys
+from esper_soa.system.streams import DATA_ORDER, stream_keys
 
 SIZES = (1, 2, 3, 4, 5, 7, 11, 64, 97, 1009, 5003)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.config.processor import Processor, this_processor
 from esper_soa.nets.engines.cpu import cache, library, prebuilt
 from esper_soa.nets.engines.cpu.prebuilt import BUILDER, choose_prebuilt, write_manifest
+from esper_soa.system.cores import Processor, this_processor
 
 V2 = {"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3", "sse2"}
 V3 = V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}

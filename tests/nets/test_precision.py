@@ -15,9 +15,9 @@ from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import precision
 from esper_soa.nets.precision import GOOD, SCALE, LossScales, add_loss_scales_, choose_precision
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.resume import may_change
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.loop.resume import may_change
 
 IDS = list(range(5))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
 from esper_soa.grown.build import plain_parts
-from esper_soa.nets.data import datasets, orders, streams
+from esper_soa.nets.data import datasets, orders
 from esper_soa.nets.data.batches import BatchSource, Draw, LabelNoise
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
@@ -27,6 +27,7 @@ from esper_soa.nets.model.user_parts import task_host, task_slots
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.state import Costs
+from esper_soa.system import streams
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 ENVS = torch.arange(3)

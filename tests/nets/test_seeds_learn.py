@@ -12,13 +12,13 @@ from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from esper_soa.config.nets import TaskConfig, sort_slots
-from esper_soa.nets.data import streams
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_forward, seed_table
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds
+from esper_soa.system import streams
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)

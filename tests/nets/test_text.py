@@ -13,11 +13,12 @@ import pytest
 import torch
 from tiny_world import CPU
 
-from esper_soa.config.errors import DataError, SettingError
 from esper_soa.config.nets import DataConfig
-from esper_soa.nets.data import streams, text, tokens
+from esper_soa.nets.data import text, tokens
 from esper_soa.nets.data.batches import Draw
 from esper_soa.nets.data.datasets import load_samples, sample_spec
+from esper_soa.system import streams
+from esper_soa.system.errors import DataError, SettingError
 
 SIZE = 403  # tokens: stretches of 363, 20 and 20
 LENGTH = 4

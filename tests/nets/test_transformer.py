@@ -16,7 +16,6 @@ from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.grown.build import SlotContents, grown_hosts
 from esper_soa.nets import sequences
-from esper_soa.nets.data import streams
 from esper_soa.nets.engine import EngineChoice, NetsConfig
 from esper_soa.nets.engines.cpu.sequences import (
     NativeHead,
@@ -41,8 +40,9 @@ from esper_soa.nets.model.transformer import drop
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
-from esper_soa.training.build import build_world
-from esper_soa.training.profile import PhaseProfile
+from esper_soa.system import streams
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.results.profile import PhaseProfile
 from esper_soa.vocabulary import SEQUENCE_BLUEPRINTS as CODES
 from esper_soa.vocabulary import Blend, Stage
 

@@ -11,12 +11,10 @@ import torch
 from tensordict import TensorDict
 from tiny_world import CPU, tiny_settings
 
-from esper_soa.config.errors import UserError
 from esper_soa.config.settings import ENGINES as NAMES
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import trial as trials
 from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, probe_engines, select_engine
-from esper_soa.nets.data import streams
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.precision import GOOD, INITIAL_SCALE, SCALE
@@ -32,7 +30,9 @@ from esper_soa.nets.trial import (
     release,
     try_engines,
 )
-from esper_soa.training.build import trial_of
+from esper_soa.system import streams
+from esper_soa.system.errors import UserError
+from esper_soa.training.loop.build import trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend, Stage
 
 EVERY_PASS = trials.PASSES  # before the fixture below

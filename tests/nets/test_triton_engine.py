@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, SubsetRows, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.step import StepData, initial_state
@@ -40,7 +39,8 @@ from esper_soa.nets.seeds.subsets import max_rows, subset_codes
 from esper_soa.nets.sgd import rules_of
 from esper_soa.runtime.device import sizes_of
 from esper_soa.runtime.memory import BUILT, PASSED, needs, plan_in_words
-from esper_soa.training.build import build_rules, build_world, trial_of
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_rules, build_world, trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")

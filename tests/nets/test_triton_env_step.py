@@ -21,10 +21,10 @@ from esper_soa.env.step import EAGER
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.engine import Sizes
-from esper_soa.training.build import build_rules, build_world
-from esper_soa.training.collect import EpisodeRunner, Player, Round, _rollout, _row
-from esper_soa.training.metrics import MetricsAccumulator
-from esper_soa.training.players import build_player
+from esper_soa.training.loop.build import build_rules, build_world
+from esper_soa.training.loop.collect import EpisodeRunner, Player, Round, _rollout, _row
+from esper_soa.training.loop.players import build_player
+from esper_soa.training.results.metrics import MetricsAccumulator
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 

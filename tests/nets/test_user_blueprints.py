@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 import esper_soa
 from esper_soa.config import registry
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import SEQUENCES, VECTORS, TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
-from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import (
     Architecture,
     initial_seeds,
@@ -40,7 +38,9 @@ from esper_soa.nets.model.user_parts import (
 )
 from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
-from esper_soa.training.build import build_rules
+from esper_soa.system import streams
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
 
 HERE = "parts_of_users"

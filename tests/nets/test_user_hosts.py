@@ -11,11 +11,9 @@ from tiny_world import CPU, assert_alone, random_round, tiny_settings
 from torch import Tensor, nn
 
 from esper_soa import host
-from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import MAX_CHANNELS, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.nets.data import streams
 from esper_soa.nets.model.conv import ConvBlock
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import (
@@ -33,7 +31,9 @@ from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seed
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
 from esper_soa.runtime.memory import needs
-from esper_soa.training.build import build_rules, build_world
+from esper_soa.system import streams
+from esper_soa.system.errors import SettingError
+from esper_soa.training.loop.build import build_rules, build_world
 
 HERE = "hosts_of_users"
 NETS = 3

@@ -23,7 +23,7 @@ from esper_soa.nets import trial as trials
 from esper_soa.nets.engines.gpu import blocks, newborn
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.training.build import trial_of
+from esper_soa.training.loop.build import trial_of
 
 
 class LaunchingDevice(Device):

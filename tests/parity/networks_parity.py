@@ -14,12 +14,7 @@ from torch.nn import functional as F
 from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets.engines.torch.engine import SubsetSeeds
 from esper_soa.nets.model.blueprints import BLUEPRINTS
-from esper_soa.nets.model.host import (
-    evaluate_forward,
-    fold_batch_norm,
-    host_shape,
-    split_values,
-)
+from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm, host_shape, split_values
 from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.seeds.seed_plan import Group
 from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds

@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from esper_soa.config.env import AttributionConfig
-from esper_soa.config.errors import SettingError
-from esper_soa.config.processor import usable_cores
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.model.host import activation_elements
@@ -31,6 +29,8 @@ from esper_soa.runtime.device import (
     take_device,
     threads,
 )
+from esper_soa.system.cores import usable_cores
+from esper_soa.system.errors import SettingError
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 CPU = torch.device("cpu")
@@ -162,7 +162,7 @@ def test_one_operation_has_one_thread_or_as_many_as_asked_for() -> None:
 def test_a_command_has_threads_sleep_unless_the_user_says_otherwise(said: str) -> None:
     """As torch is loaded with it: what has no torch yet is an interpreter of its own."""
     code = (
-        "import os; from esper_soa.runtime.signals import torch_import_guard\n"
+        "import os; from esper_soa.system.signals import torch_import_guard\n"
         "with torch_import_guard(): print(os.environ['OMP_WAIT_POLICY'])"
     )
     own = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}

@@ -19,7 +19,6 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import new_rollout
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
-from esper_soa.config.errors import RunMemoryError, SettingError, UserError
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.observation import feature_names
@@ -44,6 +43,7 @@ from esper_soa.runtime.memory import (
     most_envs,
     needs,
 )
+from esper_soa.system.errors import RunMemoryError, SettingError, UserError
 
 CPU = torch.device("cpu")
 SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "compute.engine=torch")

@@ -1,6 +1,6 @@
 """What a rank of several makes of the numbers that torch.distributed gives it.
 
-The other rank is stood in for here; tests/training/test_ranks.py has real ones.
+The other rank is stood in for here; tests/training/start/test_launch.py has real ones.
 """
 
 import pytest
@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from esper_soa.config.errors import RankLostError
 from esper_soa.runtime.ranks import RankGroup
+from esper_soa.system.errors import RankLostError
 
 
 class Half(RankGroup):

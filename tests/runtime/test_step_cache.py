@@ -33,7 +33,6 @@ from esper_soa.config.env import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.config.paths import open_cache
 from esper_soa.env.ahead import (
     KERNELS,
     LibraryError,
@@ -45,7 +44,6 @@ from esper_soa.env.ahead import (
 from esper_soa.env.step import EAGER, EnvRules
 from esper_soa.runtime import compile_step, step_cache
 from esper_soa.runtime.compile_step import differs
-from esper_soa.runtime.signals import Interrupted, signal_handlers
 from esper_soa.runtime.step_cache import (
     FILES,
     FOLDER,
@@ -59,7 +57,9 @@ from esper_soa.runtime.step_cache import (
     unsupported,
 )
 from esper_soa.state import Action, EnvState, Measurements, same_bits
-from esper_soa.training.build import build_rules
+from esper_soa.system.caches import open_cache
+from esper_soa.system.signals import Interrupted, signal_handlers
+from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import HEAD_NAMES, Stage
 
 ENVS = 3

@@ -25,7 +25,6 @@ from rich.table import Table
 
 from esper_soa.config.arguments import options
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import check
 from esper_soa.config.paths import user_path
 from esper_soa.config.ranges import LIST_PATTERN
 from esper_soa.config.settings import TrainConfig
@@ -34,13 +33,14 @@ from esper_soa.lab.compare.comparison import CONFIDENCE, MEASURES, MeasureCompar
 from esper_soa.lab.report.page import NAME, report_in
 from esper_soa.lab.report.text import NOTHING
 from esper_soa.lab.run_folders import finished_accuracy
-from esper_soa.runtime.console import KNOWN_ERRORS, ending_with_status, parser
-from esper_soa.runtime.files import write_text
-from esper_soa.runtime.json_lines import Json, json_line
-from esper_soa.runtime.signals import import_guard
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.start import make_run_folder
-from esper_soa.training.statistics import mean_interval
+from esper_soa.system.console import KNOWN_ERRORS, ending_with_status, parser
+from esper_soa.system.errors import check
+from esper_soa.system.files import write_text
+from esper_soa.system.json_lines import Json, json_line
+from esper_soa.system.signals import import_guard
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.results.statistics import mean_interval
+from esper_soa.training.start.begin import make_run_folder
 
 GROUP = re.compile(r"[A-Za-z]\w{0,30}")
 COMMAND_SETTINGS = ("seeds", "out")  # settings of this command
@@ -209,7 +209,7 @@ def play_seed(study: Study, seed: int, groups: Sequence[str]) -> dict[str, str]:
     A run that fails does not end the others.
     """
     with import_guard():
-        from esper_soa.training.runs import train_in_folder
+        from esper_soa.training.start.runs import train_in_folder
     failed = {}
     for group in groups:
         overrides = study.overrides(group, seed)

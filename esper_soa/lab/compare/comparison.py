@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from esper_soa.lab.compare.rank_tests import holm, signed_rank, sum_shares
-from esper_soa.runtime.json_lines import Json
-from esper_soa.training.statistics import Interval, mean_interval
+from esper_soa.system.json_lines import Json
+from esper_soa.training.results.statistics import Interval, mean_interval
 
 RESULT = "compare.json"  # in the folder of a study
 CONFIDENCE = 0.95  # of the intervals

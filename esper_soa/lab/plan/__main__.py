@@ -2,7 +2,7 @@
 
 import gc
 
-from esper_soa.runtime.signals import torch_import_guard
+from esper_soa.system.signals import torch_import_guard
 
 with torch_import_guard():
     from esper_soa.lab.plan.probe import main

@@ -22,12 +22,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from esper_soa.config.errors import UserError
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import LOWER, MAX_ENVS, TrainConfig, settings_yaml
 from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
-from esper_soa.runtime.json_lines import Json, json_line
-from esper_soa.training.progress import duration
+from esper_soa.system.errors import UserError
+from esper_soa.system.json_lines import Json, json_line
+from esper_soa.training.results.progress import duration
 
 MIB = 2**20
 GIB = 2**30

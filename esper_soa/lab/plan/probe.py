@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from esper_soa.agent.rollout import write_
-from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import IMAGES
 from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.env import Observer
@@ -33,13 +32,14 @@ from esper_soa.nets.data.datasets import count_samples
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
 from esper_soa.runtime.memory import at_once, check_room, free_memory, memory_errors, needs
 from esper_soa.runtime.ranks import keep_to_cores
-from esper_soa.training.collect import EpisodeRunner, Round
-from esper_soa.training.launch import check_devices
-from esper_soa.training.progress import Progress
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.running import Run
-from esper_soa.training.session import Session, session
-from esper_soa.training.trainer import train_rounds
+from esper_soa.system.errors import RunMemoryError, UserError
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.session import Session, session
+from esper_soa.training.loop.collect import EpisodeRunner, Round
+from esper_soa.training.loop.run import Run
+from esper_soa.training.loop.trainer import train_rounds
+from esper_soa.training.results.progress import Progress
+from esper_soa.training.start.launch import check_devices
 
 Result = TypeVar("Result")
 STATUS = Path("/proc/self/status")

@@ -9,9 +9,9 @@ from contextlib import suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
 
-from esper_soa.config.errors import UserError
-from esper_soa.config.paths import FolderError, open_cache
-from esper_soa.runtime.files import write_text
+from esper_soa.system.caches import FolderError, open_cache
+from esper_soa.system.errors import UserError
+from esper_soa.system.files import write_text
 
 PACKAGE = "vl-convert-python"
 MODULE = "vl_convert"

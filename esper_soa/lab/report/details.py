@@ -9,7 +9,7 @@ from esper_soa.lab.compare.comparison import MEASURES, RESULT
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
 from esper_soa.lab.report.run_files import Record, RunRecord, Table, number, read_json
 from esper_soa.lab.report.text import NOTHING, format_number, p_value
-from esper_soa.training.statistics import Interval
+from esper_soa.training.results.statistics import Interval
 
 MAX_COLUMNS = 12  # runs side by side in the table of differing settings
 # Columns of the table `rounds` that describe an update, with their titles.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from esper_soa.lab.compare.rank_tests import holm, mann_whitney
 from esper_soa.lab.report.run_files import RunRecord, mean_of, number
-from esper_soa.training.statistics import Interval, difference_interval, mean_interval
+from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
 
 # Overrides that say where and how a run is done, or are repeated on purpose: they make no group.
 IGNORED_SETTINGS = re.compile(

@@ -17,14 +17,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from esper_soa.config.errors import UserError, check
 from esper_soa.lab.report.bundle import bundle
 from esper_soa.lab.report.page import POLICY, Parts, page_html, parts_of
 from esper_soa.lab.report.run_files import find_runs
 from esper_soa.lab.report.sections import asset
-from esper_soa.runtime.console import ending_with_status, parser
-from esper_soa.runtime.files import reason_of
-from esper_soa.runtime.signals import Interrupted
+from esper_soa.system.console import ending_with_status, parser
+from esper_soa.system.errors import UserError, check
+from esper_soa.system.files import reason_of
+from esper_soa.system.signals import Interrupted
 
 HOST = "127.0.0.1"
 PORT = 8765

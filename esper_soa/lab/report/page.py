@@ -23,8 +23,8 @@ from esper_soa.lab.report.run_tables import pack_table
 from esper_soa.lab.report.sections import Section, asset, charts, make_drawing
 from esper_soa.lab.report.text import state_of, tiles_of, verdict_of
 from esper_soa.lab.telemetry.worker import Failures
-from esper_soa.runtime.files import LOGGER, write_text
-from esper_soa.training.session import Session
+from esper_soa.system.files import LOGGER, write_text
+from esper_soa.training.files.session import Session
 
 NAME = "report.html"  # of a report in the folder of its run
 MAX_KINDS = 4  # of runs that the head names

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.table_files import read_file, table_files
-from esper_soa.runtime.files import LOGGER
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.system.files import LOGGER
+from esper_soa.training.files.run_folder import RunFolder
 
 Record = dict[str, object]
 Cell: TypeAlias = None | int | float | str

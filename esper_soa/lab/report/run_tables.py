@@ -17,7 +17,7 @@ from esper_soa.lab.report.run_files import (
     part,
     round_of,
 )
-from esper_soa.runtime.json_lines import Json
+from esper_soa.system.json_lines import Json
 
 Shares: TypeAlias = Mapping[str, float | None]
 

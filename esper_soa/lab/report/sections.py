@@ -14,7 +14,7 @@ from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.groups import RunGroup, standings
 from esper_soa.lab.report.run_files import Row, RunRecord, Table
 from esper_soa.lab.report.text import NOTHING
-from esper_soa.runtime.json_lines import Json
+from esper_soa.system.json_lines import Json
 
 ASSETS = files("esper_soa.lab.report") / "assets"
 NUM_COLOURS = 12  # of page.css: --c1 to --c12

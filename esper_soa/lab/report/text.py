@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from esper_soa.lab.report.groups import LEVEL, FinishedGroup, RunGroup, pairs, standings
 from esper_soa.lab.report.run_files import Cell, RunRecord, number, part
-from esper_soa.training.progress import duration
-from esper_soa.training.verdict import control_text
+from esper_soa.training.results.progress import duration
+from esper_soa.training.results.verdict import control_text
 
 NOTHING = "–"  # stands where a number is not known
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")

@@ -7,13 +7,13 @@ Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we fou
 import argparse
 from pathlib import Path
 
-from esper_soa.config.errors import check
 from esper_soa.config.paths import user_path
 from esper_soa.lab.report.bundle import bundle
 from esper_soa.lab.report.page import NAME, page_of
 from esper_soa.lab.report.run_files import find_runs
-from esper_soa.runtime.console import ending_with_status, parser
-from esper_soa.runtime.files import write_text
+from esper_soa.system.console import ending_with_status, parser
+from esper_soa.system.errors import check
+from esper_soa.system.files import write_text
 
 HELP = f"""\
   RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed

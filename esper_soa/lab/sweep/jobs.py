@@ -26,18 +26,18 @@ from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
 from esper_soa.config.compose import job_settings
-from esper_soa.config.errors import PrunedError, UserError, single_line
 from esper_soa.config.settings import EvaluateConfig, evaluation_from
 from esper_soa.lab.run_folders import finished_accuracy, resumes
 from esper_soa.lab.sweep.plugins import check_job, has_separate_process, is_search
 from esper_soa.lab.sweep.resolvers import register_resolvers
-from esper_soa.runtime import signals
-from esper_soa.runtime.console import KNOWN_ERRORS, safe_streams
-from esper_soa.runtime.files import write_text
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.system import signals
+from esper_soa.system.console import KNOWN_ERRORS, safe_streams
+from esper_soa.system.errors import PrunedError, UserError, single_line
+from esper_soa.system.files import write_text
+from esper_soa.training.files.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from esper_soa.training.callbacks import Callback
+    from esper_soa.training.loop.callbacks import Callback
 
 FOLDER = ".jobs"  # of records, in the folder of the sweep
 BEGUN = "begun"

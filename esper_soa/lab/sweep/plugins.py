@@ -9,11 +9,11 @@ from pathlib import Path
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from esper_soa.config.errors import UserError, check
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
-from esper_soa.training.run_folder import RUNS, dated_folders, make_dated_folder, writable
-from esper_soa.training.start import launched_rank, requested_folder
+from esper_soa.system.errors import UserError, check
+from esper_soa.training.files.run_folder import RUNS, dated_folders, make_dated_folder, writable
+from esper_soa.training.start.begin import launched_rank, requested_folder
 
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 # Plugins of our own, which Hydra looks for under that name.

@@ -7,11 +7,10 @@ from typing import cast
 from hydra.conf import HydraConf
 from optuna.trial import Trial
 
-from esper_soa.config.errors import PrunedError
 from esper_soa.lab.sweep.search import load_study
-from esper_soa.runtime.json_lines import Json
-from esper_soa.training.callbacks import Callback
-from esper_soa.training.task_run import TaskRun
+from esper_soa.system.errors import PrunedError
+from esper_soa.system.json_lines import Json
+from esper_soa.training.loop.callbacks import Callback, RunView
 
 
 class Pruner(Callback):
@@ -23,7 +22,7 @@ class Pruner(Callback):
         self.trial = Trial(study, frozen._trial_id)
         self.reported = set(frozen.intermediate_values)
 
-    def on_round_end(self, run: TaskRun, metrics: Mapping[str, Json]) -> None:
+    def on_round_end(self, run: RunView, metrics: Mapping[str, Json]) -> None:
         """Raise PrunedError where the round leaves no hope, but after the last."""
         done = cast(int, metrics["round"])
         accuracy = cast(dict, metrics["accuracy"])["mean"]

@@ -4,9 +4,9 @@ device: cuda:${modulo:${hydra:job.num},4}                      job by job anothe
 compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    cores here, shared by n_jobs jobs
 """
 
-from esper_soa.config.errors import SettingError
 from esper_soa.config.hydra_versions import register_resolver
-from esper_soa.config.processor import usable_cores
+from esper_soa.system.cores import usable_cores
+from esper_soa.system.errors import SettingError
 
 
 def register_resolvers() -> None:

@@ -23,9 +23,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from esper_soa.config.errors import UserError, check, check_choice
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep.jobs import DONE, PRUNED, read_records
+from esper_soa.system.errors import UserError, check, check_choice
 
 # Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
 STUDY = "study.log"

@@ -15,8 +15,8 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import BaseSubmitit
 from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
-from esper_soa.config.errors import one_line
 from esper_soa.lab.sweep.jobs import BEGUN, KILLED, WAITING, JobRecord, read_records, save_record
+from esper_soa.system.errors import one_line
 
 
 def launch(

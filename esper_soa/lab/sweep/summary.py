@@ -18,10 +18,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper_soa.lab.sweep.jobs import BEGUN, ENDED, WAITING, JobRecord, read_records
-from esper_soa.runtime.files import reason_of, write_text
-from esper_soa.runtime.json_lines import Json, json_line
-from esper_soa.training.progress import duration
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.system.files import reason_of, write_text
+from esper_soa.system.json_lines import Json, json_line
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.results.progress import duration
 
 RESULT = "sweep.json"
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"

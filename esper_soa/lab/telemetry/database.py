@@ -11,11 +11,11 @@ import pyarrow
 import yaml
 from pyarrow import parquet
 
-from esper_soa.config.errors import single_line
 from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_files
-from esper_soa.runtime.files import LOGGER
+from esper_soa.system.errors import single_line
+from esper_soa.system.files import LOGGER
 
 try:
     import duckdb

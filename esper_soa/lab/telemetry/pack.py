@@ -15,7 +15,7 @@ from esper_soa.lab.telemetry.rows import Cost, Legend, RoundRecord
 from esper_soa.lab.telemetry.schema import REWARD_TERMS
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.state import STATE_FLOAT, Costs
-from esper_soa.training.callbacks import Facts
+from esper_soa.training.loop.recorder import Facts
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 Part = Mapping[str, Callable[[Facts], Tensor]]

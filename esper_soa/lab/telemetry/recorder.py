@@ -20,10 +20,10 @@ from esper_soa.lab.telemetry.rows import Legend, choices_rows, slots_rows, steps
 from esper_soa.lab.telemetry.schema import CONTROL, FULL, SCHEMA_VERSION, TABLES
 from esper_soa.lab.telemetry.table_files import FOLDER, table_bytes, table_files, table_path
 from esper_soa.lab.telemetry.worker import Worker
-from esper_soa.runtime.files import DELETED, LOGGER, WriteErrors, write_bytes
 from esper_soa.runtime.ranks import Ranks
-from esper_soa.training.callbacks import NO_RECORDER, TABLE_LEVELS, Facts, Recorder
-from esper_soa.training.session import Session
+from esper_soa.system.files import DELETED, LOGGER, WriteErrors, write_bytes
+from esper_soa.training.files.session import Session
+from esper_soa.training.loop.recorder import NO_RECORDER, TABLE_LEVELS, Facts, Recorder
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
 
 LIMIT = 256  # env-steps of all envs that may wait for the thread

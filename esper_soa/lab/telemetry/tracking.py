@@ -14,13 +14,12 @@ from math import isfinite
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from esper_soa.config.errors import UserError
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry.worker import Worker
-from esper_soa.runtime.files import LOGGER, WriteErrors, write_text
-from esper_soa.runtime.json_lines import Json
-from esper_soa.training.callbacks import Callback
-from esper_soa.training.task_run import TaskRun
+from esper_soa.system.errors import UserError
+from esper_soa.system.files import LOGGER, WriteErrors, write_text
+from esper_soa.system.json_lines import Json
+from esper_soa.training.loop.callbacks import Callback, RunView
 
 HOME = "esper_soa.lab.telemetry.trackers"
 LIMIT = 64  # rounds that may wait for a tracker
@@ -111,7 +110,7 @@ class Tracking(Callback):
         self.openers = find_openers(names)
         self._workers: dict[str, Worker[Line]] = {}
 
-    def on_run_start(self, run: TaskRun) -> None:
+    def on_run_start(self, run: RunView) -> None:
         tracked = TrackedRun(run.folder.path, run.cfg.name, flat_settings(asdict(run.cfg)))
         resumed = run.totals.rounds_done > 0
         self.start(tracked, TrackerState(run.folder.path, resumed, run.session.write_errors))
@@ -122,7 +121,7 @@ class Tracking(Callback):
             send = make_sender(name, open_, tracked, state)
             self._workers[name] = Worker[Line](f"track {name}", send, LIMIT)
 
-    def on_round_end(self, run: TaskRun | None, metrics: Mapping[str, Json]) -> None:
+    def on_round_end(self, run: RunView | None, metrics: Mapping[str, Json]) -> None:
         for worker in self._workers.values():
             worker.emit((int(str(metrics["round"])), dict(numbers_of(metrics))))
 

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import check
-from esper_soa.nets.data import streams
+from esper_soa.system import streams
+from esper_soa.system.errors import check
 
 
 class TrainingFeed(Protocol):

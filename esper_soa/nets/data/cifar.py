@@ -14,9 +14,9 @@ from typing import IO
 
 import numpy as np
 
-from esper_soa.config.errors import DataError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.nets.data.image_set import MAX_COMMON, hashes
+from esper_soa.system.errors import DataError, one_line
 
 # Batches in their order, and what they call themselves.
 BATCHES = {f"data_batch_{number}": f"training batch {number} of 5" for number in range(1, 6)}

@@ -7,15 +7,15 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import NPZ, DataConfig
 from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import DATASET, find, is_reference
 from esper_soa.nets.data.batches import BatchSource, SampleSpec
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, join_sets, set_aside
 from esper_soa.nets.data.images import IMAGES
-from esper_soa.nets.data.streams import fold, uniform
 from esper_soa.nets.data.text import load_text, text_spec
+from esper_soa.system.errors import SettingError, check
+from esper_soa.system.streams import fold, uniform
 
 # The readers of files, imported where one is asked for.
 CIFAR = "esper_soa.nets.data.cifar"

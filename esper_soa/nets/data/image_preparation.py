@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from esper_soa.config.errors import DataError, check, check_data, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
 from esper_soa.nets.data.image_set import ImageSet, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
 from esper_soa.nets.data.npz import CHUNK_BYTES, LazyArray, check_ratio, lazy_array, npz_arrays
+from esper_soa.system.errors import DataError, check, check_data, one_line
 
 PARTS = ("train", "test", "val")
 KEYS = tuple(f"{name}_{kind}" for name in PARTS for kind in ("images", "labels"))

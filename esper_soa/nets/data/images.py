@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data.batches import Draw, SampleSpec, TrainingFeed, ValidationFeed
-from esper_soa.nets.data.streams import integers
+from esper_soa.system.streams import integers
 
 PADDING = 4  # black pixels around a training image, before normalisation
 NUM_SHIFTS = 2 * PADDING + 1  # places of a crop along one side

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from esper_soa.config.errors import DataError, check_data, one_line
+from esper_soa.system.errors import DataError, check_data, one_line
 
 SUFFIX = ".npy"  # of the members of an .npz
 HEADER_BYTES = 16_384  # read of a member to find its header, which numpy limits to 10,000

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import check
 from esper_soa.nets.data.batches import BatchSource
-from esper_soa.nets.data.streams import DATA_SHARE, VALIDATION_SET, fold, integers, stream_keys
+from esper_soa.system.errors import check
+from esper_soa.system.streams import DATA_SHARE, VALIDATION_SET, fold, integers, stream_keys
 
 SORT_ELEMENTS = 1 << 24  # sorted, or looked up, at a time, to bound memory
 MAX_STORED = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are looked up

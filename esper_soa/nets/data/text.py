@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import DataError
 from esper_soa.config.nets import TXT, DataConfig
-from esper_soa.nets.data import streams, tokens
+from esper_soa.nets.data import tokens
 from esper_soa.nets.data.batches import Draw, SampleSpec, origin
+from esper_soa.system import streams
+from esper_soa.system.errors import DataError
 
 KJV_FILE = Path(__file__).parent / "assets" / "kjv.txt.xz"
 HELD_OUT = 20  # validation and test part are each one of so many equal parts

@@ -10,8 +10,9 @@ from types import ModuleType
 
 import numpy as np
 
-from esper_soa.config.errors import DataError, SettingError, one_line
-from esper_soa.config.paths import FolderError, cache_folder, open_folder, replacing
+from esper_soa.system.caches import FolderError, cache_folder, open_folder
+from esper_soa.system.errors import DataError, SettingError, one_line
+from esper_soa.system.files import replacing
 
 STORIES = "roneneldan/TinyStories"
 SEAL = 8  # int32 before the tokens of a file: their sha256

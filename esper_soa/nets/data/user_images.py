@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import SettingError, check, one_line
 from esper_soa.config.nets import PREPARATION, DataConfig
 from esper_soa.nets.data.image_preparation import KEYS, level_counts, prepare, read_npz
 from esper_soa.nets.data.image_set import MAX_COMMON, ImageSet, hashes
 from esper_soa.nets.data.npz import lazy_array
+from esper_soa.system.errors import SettingError, check, one_line
 
 LOGGER = logging.getLogger("esper_soa")
 FEW_IMAGES = 10  # of a class in training, below which there is a finding

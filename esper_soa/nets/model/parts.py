@@ -19,7 +19,7 @@ from torch import Tensor
 from esper_soa.config.nets import IMAGES
 from esper_soa.nets import batched
 from esper_soa.nets.batched import NORM_EPS
-from esper_soa.nets.data import streams
+from esper_soa.system import streams
 
 CHANNELS_PER_GROUP = 16
 DRAWN = 2**18  # numbers drawn at the same time: what is in between takes little memory for any host

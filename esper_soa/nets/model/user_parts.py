@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from esper_soa.config import registry
-from esper_soa.config.errors import check, one_line
 from esper_soa.config.nets import IMAGES, SlotSpec, TaskConfig, sort_slots
 from esper_soa.nets.model import blueprints
 from esper_soa.nets.model import host as hosts
@@ -21,6 +20,7 @@ from esper_soa.nets.model.parts import Table, are_parts
 from esper_soa.nets.model.segments import FeatureShape, Forward
 from esper_soa.nets.model.user_module import UserModule, make_module
 from esper_soa.nets.model.user_segment import UserHost, children_of
+from esper_soa.system.errors import check, one_line
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 PROBE_SEED = 1

@@ -13,11 +13,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import gate_table, initial_seeds, parameter_counts
 from esper_soa.nets.model.host import HostShape, initial_hosts
 from esper_soa.nets.sgd import state_width
 from esper_soa.state import Costs, Ramp, Slots
+from esper_soa.system import streams
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
 
 Values = TypeVar("Values")

@@ -12,7 +12,7 @@ import numpy as np
 
 from esper_soa.config.nets import DEFAULT_ROWS, SubsetRows
 from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.nets.workers import chunks
+from esper_soa.system.threads import chunks
 from esper_soa.vocabulary import Stage
 
 EXACT_SLOTS = 4  # up to this many ablated seeds every subset is evaluated

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
-from esper_soa.config.errors import UserError
 from esper_soa.lab.compare import command as command
 from esper_soa.lab.compare.comparison import compare_groups
-from esper_soa.training.runs import RecordedRun
-from esper_soa.training.statistics import Interval
+from esper_soa.system.errors import UserError
+from esper_soa.training.results.statistics import Interval
+from esper_soa.training.start.runs import RecordedRun
 
 TINY = shlex.split(
     "+experiment=smoke rounds=1 steps=4 envs=2 train_samples=16 val_samples=16 batch_size=8 "

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper_soa.lab.compare.comparison import (
-    MEASURES,
-    compare_groups,
-    detectable,
-    fewest_seeds,
-)
+from esper_soa.lab.compare.comparison import MEASURES, compare_groups, detectable, fewest_seeds
 from esper_soa.lab.compare.rank_tests import holm, signed_rank
 
 

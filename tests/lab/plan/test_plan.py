@@ -26,7 +26,6 @@ from tiny_world import quiet_progress, tiny_settings
 
 from esper_soa.config.agent import PolicyConfig, PPOConfig
 from esper_soa.config.env import EarlyStopConfig
-from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import (
     MAX_ENVS,
@@ -73,10 +72,11 @@ from esper_soa.lab.plan.probe import (
 from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
 from esper_soa.runtime.memory import at_once, needs
-from esper_soa.training.build import build_world
-from esper_soa.training.collect import EpisodeRunner, Round
-from esper_soa.training.players import build_player
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.system.errors import RunMemoryError, UserError
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import EpisodeRunner, Round
+from esper_soa.training.loop.players import build_player
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from report_runs import PROGRAM, line, make_run, page_text, summary, write_round, write_table
 
-from esper_soa.config.errors import UserError
 from esper_soa.lab.compare.comparison import RESULT
 from esper_soa.lab.report import bundle, details, page, sections, write
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import Table, find_runs
 from esper_soa.lab.report.sections import Section, make_drawing
 from esper_soa.lab.telemetry.table_files import table_path
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.session import session
+from esper_soa.system.errors import UserError
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.session import session
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

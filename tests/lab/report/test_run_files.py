@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from report_runs import line, make_run, summary
 
-from esper_soa.config.errors import UserError
 from esper_soa.lab.report.groups import differing, groups_of, key_of
 from esper_soa.lab.report.run_files import RunRecord, find_runs, number, read_run, round_of
 from esper_soa.lab.run_folders import read_settings
+from esper_soa.system.errors import UserError
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:

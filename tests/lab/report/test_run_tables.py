@@ -11,7 +11,7 @@ from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.groups import FinishedGroup
 from esper_soa.lab.report.run_files import RunRecord, Table, read_round, read_run
 from esper_soa.lab.report.run_tables import table_of
-from esper_soa.training.statistics import Interval
+from esper_soa.training.results.statistics import Interval
 from esper_soa.vocabulary import HEAD_NAMES
 
 

@@ -17,14 +17,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from program import wait_until
 
-from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, register_schema
 from esper_soa.lab.sweep import jobs
 from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, read_records, save_record, watch
 from esper_soa.lab.sweep.plugins import PLUGIN_PACKAGE, check_job, sweep_folder
-from esper_soa.runtime.signals import Interrupted
+from esper_soa.system.errors import PrunedError, UserError
+from esper_soa.system.signals import Interrupted
 
 LONG = 20  # seconds of a job that must not come to its end
 

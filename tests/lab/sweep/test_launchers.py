@@ -24,13 +24,8 @@ from sweeping import (
     started_sweep,
 )
 
-from esper_soa.config.errors import UserError
-from esper_soa.lab.sweep.plugins import (
-    SUBMITIT,
-    check_plugins,
-    check_slurm,
-    open_sweep_folder,
-)
+from esper_soa.lab.sweep.plugins import SUBMITIT, check_plugins, check_slurm, open_sweep_folder
+from esper_soa.system.errors import UserError
 
 LAUNCHERS = {
     "basic": ("hydra", []),

@@ -10,7 +10,7 @@ from lanes import some_of
 from program import TINY, contents, finished
 
 from esper_soa.lab.sweep.jobs import run_job
-from esper_soa.training.command import job
+from esper_soa.training.start.command import job
 
 pytestmark = pytest.mark.timeout(900)
 

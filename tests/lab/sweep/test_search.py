@@ -15,9 +15,9 @@ from omegaconf import OmegaConf, open_dict
 from program import ENVIRONMENT
 from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
 
-from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep import jobs
+from esper_soa.system.errors import PrunedError, UserError
 from hydra_plugins.esper_soa_sweeps.search import OptunaSweeper
 
 optuna = pytest.importorskip("optuna")

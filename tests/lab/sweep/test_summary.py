@@ -13,7 +13,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from esper_soa.config.errors import UserError
 from esper_soa.lab.sweep import plugins
 from esper_soa.lab.sweep.jobs import (
     DONE,
@@ -26,6 +25,7 @@ from esper_soa.lab.sweep.jobs import (
     save_record,
 )
 from esper_soa.lab.sweep.summary import end_sweep, list_jobs
+from esper_soa.system.errors import UserError
 from hydra_plugins.esper_soa_sweeps.sweeps import JobSweeper, SweepCallback
 
 

@@ -23,8 +23,8 @@ from esper_soa.lab.report.run_tables import table_of
 from esper_soa.lab.telemetry.console_table import EnvsTable
 from esper_soa.lab.telemetry.schema import ENDINGS
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.training.build import build_world, rule_player
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.vocabulary import Stage
 
 ENVS = 6

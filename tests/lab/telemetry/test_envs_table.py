@@ -8,12 +8,12 @@ import pytest
 from recorded_world import record
 from rich.console import Console
 
-from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.console_table import MAX_SHOWN_ENVS, EnvsTable
 from esper_soa.lab.telemetry.recorder import TableRecorder
-from esper_soa.runtime.files import WriteErrors
-from esper_soa.training.progress import Progress
+from esper_soa.system.errors import SettingError
+from esper_soa.system.files import WriteErrors
+from esper_soa.training.results.progress import Progress
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
 
 

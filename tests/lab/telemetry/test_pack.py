@@ -17,8 +17,8 @@ from esper_soa.config.nets import sort_slots
 from esper_soa.lab.telemetry.pack import legend_of, pack
 from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.runtime.files import WriteErrors
-from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.system.files import WriteErrors
+from esper_soa.training.loop.collect import Player, Round, play_round
 
 READS = ("read_active_seeds", "read_progress")
 ROUND_END = ("MetricsAccumulator", "_to_host", "episode_records", "blueprint_record", "_spread")

@@ -16,7 +16,7 @@ from esper_soa.config.env import REWARD_TERMS, GatesConfig, RewardConfig
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.lab.telemetry.schema import CONTROL, FULL, KINDS, TABLES
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
 
 SETTINGS = settings(

@@ -19,11 +19,11 @@ from tiny_runs import fresh, records, settings
 
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.config.errors import UserError
 from esper_soa.config.settings import settings_yaml
 from esper_soa.lab.telemetry.table_files import table_files
-from esper_soa.training.build import build_world, rule_player
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.system.errors import UserError
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
 
 duckdb = pytest.importorskip("duckdb", reason="extra query")

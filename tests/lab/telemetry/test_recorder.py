@@ -17,9 +17,9 @@ from recorded_world import Recorded, record
 from esper_soa.lab.telemetry import recorder as module
 from esper_soa.lab.telemetry.recorder import RankRecorder, TableFolder, TableRecorder
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
-from esper_soa.runtime.files import WriteErrors
 from esper_soa.runtime.ranks import ALONE, Ranks
-from esper_soa.training.callbacks import Recorder
+from esper_soa.system.files import WriteErrors
+from esper_soa.training.loop.recorder import Recorder
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
 
 

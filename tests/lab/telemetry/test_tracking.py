@@ -14,15 +14,15 @@ import pytest
 from program import ENVIRONMENT, TINY, command
 from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 
-from esper_soa.config.errors import UserError
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry import tracking as module
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.lab.telemetry.tracking import STATE, TrackedRun, Tracker, TrackerState, Tracking
-from esper_soa.runtime.files import WriteErrors
-from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.session import session
-from esper_soa.training.trainer import start_run, train_rounds
+from esper_soa.system.errors import UserError
+from esper_soa.system.files import WriteErrors
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.session import session
+from esper_soa.training.loop.trainer import start_run, train_rounds
 
 Opener = Callable[[TrackedRun], Tracker]
 SHORT = settings(steps=2, slots=["r0c0"])

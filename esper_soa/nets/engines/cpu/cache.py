@@ -10,7 +10,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from esper_soa.config.paths import FolderError, cache_folder, open_folder, read_user_file, sync
+from esper_soa.system.caches import FolderError, cache_folder, open_folder, read_user_file
+from esper_soa.system.files import sync
 
 
 class NativeError(Exception):

@@ -26,8 +26,8 @@ from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
 from esper_soa.nets.seeds.subsets import Job
 from esper_soa.nets.sgd import Rules
-from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
+from esper_soa.system.threads import Call
 from esper_soa.vocabulary import Blend
 
 KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments, which chain.h has

@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.config.paths import DRAFT, FolderError, drop_old_drafts, open_cache
-from esper_soa.config.processor import Processor, this_processor
 from esper_soa.nets.engines.cpu.cache import NativeError, load_cached, load_stored, store
 from esper_soa.nets.engines.cpu.compiler import (
     FAMILY_FLAGS,
@@ -29,6 +27,8 @@ from esper_soa.nets.engines.cpu.compiler import (
     sources_digest,
 )
 from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
+from esper_soa.system.caches import DRAFT, FolderError, drop_old_drafts, open_cache
+from esper_soa.system.cores import Processor, this_processor
 
 COMPILED = "compiled for this CPU"
 KERNELS = ("train_networks", "validate_networks", "sequence_block_pass", "sequence_head_pass")

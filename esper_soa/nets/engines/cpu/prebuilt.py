@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.config.processor import Processor
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.compiler import FOLDER, sources_digest
+from esper_soa.system.cores import Processor
 
 LIBRARIES = FOLDER / "libraries"
 MANIFEST = "manifest.json"

@@ -25,8 +25,8 @@ from esper_soa.nets.seeds.seed_plan import groups_of
 from esper_soa.nets.seeds.seeds import SeedFiller, TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.seeds.subsets import Branch, Job
 from esper_soa.nets.sgd import Rules, update_
-from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
+from esper_soa.system.threads import Call
 
 
 class TrainingChunk:

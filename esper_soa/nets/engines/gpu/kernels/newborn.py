@@ -1,4 +1,4 @@
-"""Newborn seeds: fresh rows where the env state says so, by the streams of nets/data/streams.py.
+"""Newborn seeds: fresh rows where the env state says so, by the streams of system/streams.py.
 
 The integers are torch's to the bit, and the sums are rounded one by one, so rows equal those of
 pools.claim_. Launched by newborn.py.
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.data import streams
+from esper_soa.system import streams
 from esper_soa.vocabulary import Blend
 
 WEYL = tl.constexpr(streams._signed(streams._WEYL))

@@ -1,0 +1,1 @@
+"""What lies below the networks: cores, threads, files, caches, random streams, signals, console."""

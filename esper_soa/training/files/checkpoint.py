@@ -1,0 +1,99 @@
+"""Checkpoints: sealed files (checksum.py) of what torch.save writes, so that torch.load reads them
+too: nested dictionaries and lists of tensors, numbers and texts, which come back exactly.
+"""
+
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from esper_soa.config.registry import RAISED
+from esper_soa.system.errors import one_line
+from esper_soa.training.files.checksum import CheckpointError, read_sealed, write_sealed
+
+# What torch raises for a content that is foreign, under a seal that fits.
+UNREADABLE = (*RAISED, pickle.UnpicklingError, EOFError, MemoryError)
+LARGEST = 2**63 - 1
+
+
+def save_checkpoint(path: Path, content: Mapping[str, object]) -> None:
+    """Replace the file `path` by `content`, all or nothing; raises OSError."""
+    archive = io.BytesIO()
+    torch.save(dict(content), archive)
+    write_sealed(path, archive.getvalue())
+
+
+def load_checkpoint(path: Path, device: torch.device) -> dict:
+    """The content that was saved to `path`, its tensors on `device`, without running foreign code.
+
+    Raises CheckpointError for a file that is missing, damaged, foreign, of another version, or
+    names another class than tensors and plain values of Python.
+    """
+    name = f"checkpoint {one_line(path)}"
+    archive = io.BytesIO(read_sealed(path))
+    try:
+        content = torch.load(archive, map_location=device, weights_only=True)
+    except UNREADABLE as error:
+        reason = f"its content cannot be read or is not trusted ({type(error).__name__})"
+        out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if out_of_memory or "allocate memory" in str(error):
+            reason = f"there is not enough memory on {device} to read it"
+        raise CheckpointError(f"{name}: {reason}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{name}: written by another program")
+    return content
+
+
+def type_error(value: object, kind: object, place: str) -> str:
+    """Where the plain `value` is not of the type `kind`, in words; an int serves as a float."""
+    item_types = get_args(kind)
+    parts: Iterable[tuple[object, object, object]] = ()
+    if isinstance(kind, UnionType):
+        return min((type_error(value, one, place) for one in item_types), key=len)
+    if is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        unknown = sorted(hints.keys() ^ value.keys())
+        if unknown:
+            return f"{place} {'lacks' if unknown[0] in hints else 'has'} {unknown[0]}"
+        parts = ((name, value[name], hint) for name, hint in hints.items())
+    elif type(value) is not (get_origin(kind) or kind) and (type(value), kind) != (int, float):
+        return f"{place} is {_kind(value)}"
+    elif item_types and isinstance(value, list | dict):
+        named = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = ((name, one, item_types[-1]) for name, one in named)
+    return _first(type_error(one, sub, f"{place}.{name}") for name, one, sub in parts)
+
+
+def mismatch(value: object, like: object, place: str) -> str:
+    """How `value` is unlike `like` in names, types, shapes, dtypes; finite, counts from 0."""
+    if isinstance(like, Mapping) and isinstance(value, Mapping):
+        unknown = [name for name in (*like, *value) if name not in like or name not in value]
+        if unknown:
+            return f"{place} {'lacks' if unknown[0] in like else 'has'} {unknown[0]}"
+        return _first(mismatch(value[name], part, f"{place}.{name}") for name, part in like.items())
+    if not isinstance(like, Tensor) or not isinstance(value, Tensor):
+        if type(value) is type(like) is int and 0 <= value <= LARGEST:  # type: ignore[operator]
+            return ""
+        expected = "a count" if type(like) is int else _kind(like)
+        return f"{place} is {_kind(value)} where {expected} is wanted"
+    if (value.shape, value.dtype) != (like.shape, like.dtype):
+        return f"{place} is {_kind(value)} where {_kind(like)} is wanted"
+    finite = bool(torch.isfinite(value).all())
+    return "" if finite else f"{place} holds values that are not finite"
+
+
+def _first(faults: Iterable[str]) -> str:
+    return next(filter(None, faults), "")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+    plain = type(value) in (bool, int, float) or value is None
+    return repr(value) if plain else f"a {type(value).__name__}"

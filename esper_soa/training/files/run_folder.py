@@ -1,0 +1,205 @@
+"""The folder of a run: how it is made and found, what lies in it, and the two records that make a
+run repeatable: config.yaml and versions.json. Needs no torch.
+"""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from esper_soa.config.paths import user_path
+from esper_soa.system.errors import UserError, one_line
+from esper_soa.system.files import reason_of, write_text
+from esper_soa.system.json_lines import Json, write_json
+from esper_soa.system.versions import package_versions
+from esper_soa.training.files.checksum import CheckpointError, find_damage
+
+RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
+NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
+STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
+RUNS = Path("runs")  # where folders are made for which no place is given
+
+
+@dataclass
+class RunFolder:
+    """Paths of everything that a run leaves behind."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.config = self.path / "config.yaml"  # the resolved settings
+        self.overrides = self.path / "overrides.txt"  # of the command line, one a line
+        self.versions = self.path / "versions.json"  # software, machine, device and data
+        self.metrics = self.path / "metrics.jsonl"  # a line per policy update
+        self.episodes = self.path / "episodes.jsonl"  # a line per episode of an env
+        self.summary = self.path / "summary.json"  # the final table
+        self.evaluation = self.path / "evaluation.json"  # what an evaluation found
+        self.best = self.path / "best.pt"  # the policy that played the best round so far
+        self.networks = self.path / "networks"  # the folder of grown networks
+        self.tables = self.path / "telemetry"  # the folder of recorded env-steps
+        self.log = self.path / "log.txt"  # what was said on the console, with times
+
+    def network(self, kind: str, number: int) -> Path:
+        """The best host so far, or all hosts (`kind` best, hosts), of round `number`, from 1."""
+        return self.networks / f"{kind}_{number:06d}.safetensors"
+
+    def network_files(self, kind: str) -> list[Path]:
+        """The files of networks of a kind, oldest first."""
+        return _numbered(self.networks, f"{kind}_*.safetensors")
+
+    def checkpoint(self, rounds: int) -> Path:
+        """The checkpoint after `rounds` rounds."""
+        return self.path / f"checkpoint_{rounds:06d}.pt"
+
+    def checkpoints(self) -> list[Path]:
+        """The numbered checkpoints, oldest first."""
+        return _numbered(self.path, "checkpoint_*.pt")
+
+
+def rounds_of(path: Path) -> int:
+    """Rounds done at a numbered checkpoint or file of networks; -1 for another file."""
+    match = NUMBERED.fullmatch(path.name)
+    return int(match[1] or match[2]) if match else -1
+
+
+def _numbered(folder: Path, pattern: str) -> list[Path]:
+    return sorted((path for path in folder.glob(pattern) if rounds_of(path) >= 0), key=rounds_of)
+
+
+def find_checkpoint(path_text: str, setting: str) -> Path:
+    """The checkpoint `path_text`, or the newest whole one of a run folder; raises UserError, which
+    names `setting`, and for a damaged one the newest whole one before it.
+    """
+    path = user_path(setting, path_text)
+    label = f"{setting}={one_line(path_text)}"
+    if path.is_dir():
+        checkpoints = RunFolder(path).checkpoints()
+        if not checkpoints:
+            remedy = "Give a checkpoint or a run folder"
+            raise UserError(f"{label}: there is no checkpoint in this folder. {remedy}")
+        return newest_undamaged(checkpoints, label)
+    if not path.exists():
+        raise UserError(f"{label}: there is no such file or folder")
+    path = path.resolve()
+    reason = find_damage(path)
+    if reason is None:
+        return path
+    for older in reversed(RunFolder(path.parent).checkpoints()):
+        newer = rounds_of(older) > rounds_of(path) >= 0
+        if not newer and find_damage(older) is None:
+            reason += f". The newest whole one before it is {older}"
+            break
+    raise CheckpointError(f"{label}: {reason}")
+
+
+def damaged_newer(checkpoint: Path) -> list[str]:
+    """What is wrong with damaged checkpoints newer than `checkpoint`; each names both."""
+    checkpoints = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
+    reasons = (find_damage(one) for one in checkpoints if rounds_of(one) > rounds_of(checkpoint))
+    return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
+
+
+def newest_undamaged(checkpoints: list[Path], label: str) -> Path:
+    """The last of `checkpoints` that is not damaged; raises CheckpointError where all are."""
+    reasons = []
+    for path in reversed(checkpoints):
+        reason = find_damage(path)
+        if reason is None:
+            return path.resolve()
+        reasons.append(reason)
+    more = f" (and {len(reasons) - 1} older ones are no better)" if len(reasons) > 1 else ""
+    raise CheckpointError(f"{label}: {reasons[0]}{more}. Give another run folder")
+
+
+def dated_folders(parent: Path, prefix: str = "") -> list[Path]:
+    """Folders named by `prefix` and time in `parent`, newest first."""
+    paths = parent.glob(f"{prefix}*")
+    stamps = {path: STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
+    dated = [(stamp[1], int(stamp[2] or 1), path) for path, stamp in stamps.items() if stamp]
+    return [path for *_, path in sorted(dated, reverse=True)]
+
+
+def open_run_folder(run_dir: str, name: str) -> RunFolder:
+    """Make `run_dir`, or runs/`name`/<time> where it is empty; raises UserError where the folder
+    cannot be written or already holds the results of a run.
+    """
+    if not run_dir:
+        return RunFolder(make_dated_folder(RUNS / name))
+    folder = writable(user_path("run_dir", run_dir), "run_dir")
+    names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
+    existing = [name for name in names if (folder.path / name).exists()]
+    if existing:
+        problem = f"already holds the results of a run ({', '.join(existing)})"
+        remedy = "Choose another folder, or go on with resume=auto."
+        raise UserError(f"run_dir={folder.path}: {problem}. {remedy}")
+    return folder
+
+
+def make_dated_folder(parent: Path, prefix: str = "") -> Path:
+    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError."""
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    path = parent / f"{prefix}{stamp}"
+    number = 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path.resolve()
+        except FileExistsError:
+            number += 1
+            path = parent / f"{prefix}{stamp}_{number}"
+        except OSError as error:
+            raise unwritable(path, "run_dir", error) from error
+
+
+def writable(path: Path, setting: str) -> RunFolder:
+    """The folder `path`, made where it is new; claiming it shows whether it can be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path, setting, error) from error
+    return RunFolder(path.resolve())
+
+
+def unwritable(path: Path, setting: str, error: OSError) -> UserError:
+    reason = f"cannot be written ({reason_of(error)})"
+    return UserError(f"{setting}={path}: {reason}. Choose another with run_dir=...")
+
+
+def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str] | None = None) -> None:
+    """Write the settings, and the overrides that led to them, which a resumed run keeps."""
+    write_text(folder.config, resolved_yaml)
+    if overrides is not None:
+        write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
+
+
+def write_versions(folder: RunFolder, device: str, facts: Mapping[str, Json]) -> None:
+    """Replace versions.json: software, machine, `device` name, `facts` of data and kernels."""
+    record: dict[str, Json] = {
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "git": _git_revision(Path(__file__).resolve().parents[3]),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "device": device,
+    }
+    write_json(folder.versions, record | dict(facts))
+
+
+def _git_revision(checkout: Path) -> str | None:
+    """Commit of the checkout, '+changes' where tracked files differ; None outside of one."""
+    if not (checkout / ".git").exists():
+        return None
+    words = ["status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    # without locks: a run that is cut off must not leave the checkout locked
+    command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    head, *rest = done.stdout.splitlines() or [""]
+    changes = "+changes" * any(not line.startswith("#") for line in rest)
+    return head.removeprefix("# branch.oid ") + changes or None

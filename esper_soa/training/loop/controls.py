@@ -1,0 +1,97 @@
+"""Controls for grown hosts: other policies, and networks that do not grow.
+
+A control plays a round again on the same seeds, data order, augmentation and validation images, so
+with as many training images where no episode ends early; every random stream is keyed by seed,
+round, env and env-step, and by nothing that a policy or a size changes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import TypeAlias
+
+from esper_soa.agent.scripted import WaitPolicy
+from esper_soa.config.env import RewardConfig
+from esper_soa.config.nets import TaskConfig
+from esper_soa.config.registry import is_reference
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.world import World
+from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.model.user_parts import task_slots
+from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.training.loop.build import build_world, rule_player
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.loop.recorder import NO_RECORDER, Recorder
+from esper_soa.training.results.final_test import with_test
+from esper_soa.training.results.metrics import RoundResult
+from esper_soa.training.results.totals import FinalHosts
+
+EVERYWHERE = "norm"  # the blueprint of the package that fits the slots of all its hosts
+# Final state of the hosts that a control is compared with.
+GrownHosts: TypeAlias = RoundResult | FinalHosts
+
+
+def play_control(
+    name: str,
+    cfg: TrainConfig,
+    world: World,
+    grown: GrownHosts,
+    request: Round,
+    ranks: Ranks = ALONE,
+    record: Callable[[World], Recorder] = lambda world: NO_RECORDER,
+) -> RoundResult:
+    """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`;
+    its hosts are measured on the test images at the end.
+
+    wait, random, heuristic and schedule are the scripted policies, with the settings under
+    cfg.policy. static_final is what each host of `grown` ended with, trained from the first
+    env-step on. static_large is the plain host, `widened` to the mean size of the hosts of `grown`;
+    its result is of one slot, which stays empty. record: makes what records the hosts of a world.
+    """
+    player = Player(WaitPolicy(), None)
+    if name == "static_final":
+        request = request._replace(topology=grown.topology)
+    elif name == "static_large":
+        wide = _widened(cfg, sum(grown.parameters) / len(grown.parameters))
+        world = build_world(wide, world.device, world.seed, world.data, ranks)
+    else:
+        player = Player(rule_player(cfg, name, "control"), None)
+    with closing(record(world)) as recorder:
+        result, _ = play_round(world, player, request._replace(recorder=recorder))
+    return with_test(world, result)
+
+
+def _widened(cfg: TrainConfig, parameters: float) -> TrainConfig:
+    """The settings of hosts that are widened to so many parameters, and do not grow: with the first
+    slot alone, as slots take memory; for one episode nothing is compiled and no graphs are tried.
+    """
+    first = task_slots(cfg.task, cfg.slots)[0].name
+    plain = _without_user_parts(cfg)
+    compute = replace(cfg.compute, compile="off", cuda_graphs="off")
+    return replace(plain, task=widen_host(plain.task, parameters), slots=[first], compute=compute)
+
+
+def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
+    """The settings without users' own blueprints and rewards, which may not fit width or slot, and
+    which a host that does not grow does not need.
+    """
+    packaged = [name for name in cfg.task.blueprints if not is_reference(name)]
+    if len(packaged) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
+        return cfg
+    task = replace(cfg.task, blueprints=packaged or [EVERYWHERE])
+    return replace(cfg, task=task, reward=RewardConfig(), policy=replace(cfg.policy, name="wait"))
+
+
+def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:
+    """`task` with a width, from its own to the most that a host may have, such that its plain host
+    has most nearly so many parameters; of two as near, the narrower.
+    """
+    widths = task.widths
+    at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)
+    near = widths[max(at - 1, 0) : at + 1]
+    return task.with_width(min(near, key=lambda width: abs(_size(task, width) - parameters)))
+
+
+def _size(task: TaskConfig, width: int) -> int:
+    return host_shape(task.with_width(width), ()).parameters.total

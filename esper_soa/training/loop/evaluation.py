@@ -1,0 +1,217 @@
+"""Plays episodes on fresh seeds with a trained policy and scripted ones, and compares in pairs.
+
+Task, data, reward and rules are those of the checkpoint. Every policy meets the same hosts on the
+same data: sample i of each is the same env of the same episode.
+"""
+
+from dataclasses import replace
+from operator import sub
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich import box
+from rich.table import Table
+
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.protocol import Agent
+from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
+from esper_soa.env.world import World
+from esper_soa.nets.data.batches import origin
+from esper_soa.nets.model.blueprints import num_codes
+from esper_soa.runtime.device import apply_threads, device_name, resolve_device
+from esper_soa.runtime.memory import memory_errors
+from esper_soa.system.errors import RunMemoryError, UserError, check, one_line
+from esper_soa.system.files import write_text
+from esper_soa.system.json_lines import write_json
+from esper_soa.training.files.run_folder import damaged_newer, find_checkpoint, write_versions
+from esper_soa.training.files.saved_run import SavedRun, SavedTask, read_run
+from esper_soa.training.files.session import Session
+from esper_soa.training.loop.build import build_world, rule_player, world_facts
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.loop.resume import restore_policy
+from esper_soa.training.results.final_table import as_text
+from esper_soa.training.results.final_test import with_test
+from esper_soa.training.results.progress import LOGGER, Progress, show
+from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
+
+# Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that
+# training met.
+FRESH_SEEDS = 2**31
+TABLE = "evaluation.txt"  # the table as it is on the console
+
+
+class Scores(NamedTuple):
+    """How one policy did, one number per episode and env, in that order."""
+
+    test_accuracy: list[float]  # percent
+    validation_accuracy: list[float]  # at the last env-step, percent
+    parameters: list[float]  # of host and live seeds at the last env-step
+    net: list[float]  # test accuracy minus rent
+    reward: list[float]  # sum over the episode
+
+
+class Verdict(NamedTuple):
+    """A policy's means, and its paired difference in test accuracy minus rent from the first."""
+
+    policy: str
+    means: dict[str, Interval]  # by field of Scores
+    lead: Interval | None  # None for the first policy
+
+
+def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: SavedRun) -> Agent:
+    """The policy `name`; ppo is the learned one. Raises UserError where there is none."""
+    if name != "ppo":
+        return rule_player(cfg, name, "policies")
+    allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
+    check(checkpoint_run.learner is not None, "policies", name, allowed, "It has learned nothing.")
+    shape = world.rules.nets.shape
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_codes(shape.blueprints))
+    restore_policy(policy, checkpoint_run)
+    return policy.to(world.device)
+
+
+def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConfig:
+    """Those of a task of the checkpoint's run; amount, place and way of choosing are its own."""
+    data = replace(settings.data, root=cfg.data_root or settings.data.root)
+    precision = cfg.compute.precision
+    precision = settings.compute.precision if precision == "auto" else precision
+    compute = replace(cfg.compute, precision=precision)
+    return replace(
+        settings,
+        envs=cfg.envs or settings.envs,
+        rounds=cfg.episodes,
+        data=data,
+        compute=compute,
+        telemetry=replace(settings.telemetry, progress=cfg.progress),
+        policy=replace(settings.policy, deterministic=cfg.deterministic),
+    )
+
+
+def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
+    """Play `episodes` episodes of every env."""
+    scores = Scores([], [], [], [], [])
+    for episode in range(episodes):
+        request = Round(episode, progress, label)
+        result = with_test(world, play_round(world, Player(agent, None), request)[0])
+        scores.test_accuracy.extend(result.test_accuracies)
+        scores.validation_accuracy.extend(result.accuracies)
+        scores.parameters.extend(result.parameters)
+        scores.reward.extend(result.rewards)
+        rents = world.final_rents(result.parameters, result.train_flop, result.settings)
+        scores.net.extend(map(sub, result.test_accuracies, rents))
+    return scores
+
+
+def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
+    """Means and intervals of every policy, each set against the first."""
+    first = next(iter(scores.values())).net
+    verdicts: list[Verdict] = []
+    for name, score_row in scores.items():
+        parts = score_row._asdict().items()
+        means = {field: mean_interval(values, cfg.confidence) for field, values in parts}
+        lead = difference_interval(score_row.net, first, cfg.confidence) if verdicts else None
+        verdicts.append(Verdict(name, means, lead))
+    return verdicts
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    forms = ".2f", ".2f", ".0f", ".2f", "+.2f"
+    table = Table("policy", box=box.SIMPLE_HEAD)
+    lead = f"test - rent, less {verdicts[0].policy}"
+    for title in ("test (%)", "validation (%)", "parameters", "test - rent", "reward", lead):
+        table.add_column(title, justify="right", no_wrap=True)
+    for verdict in verdicts:
+        found = (verdict.means[field] for field in Scores._fields)
+        cells = [mean.text(form) for mean, form in zip(found, forms, strict=True)]
+        cells.append("" if verdict.lead is None else verdict.lead.text())
+        table.add_row(verdict.policy, *cells)
+    return table
+
+
+def write_results(path: Path, facts: dict, scores: dict[str, Scores], found: list[Verdict]) -> None:
+    """evaluation.json: what was played, means with intervals, and every single number."""
+    policies = {
+        verdict.policy: {
+            "means": {field: interval._asdict() for field, interval in verdict.means.items()},
+            "net_less_first": None if verdict.lead is None else verdict.lead._asdict(),
+            "samples": scores[verdict.policy]._asdict(),
+        }
+        for verdict in found
+    }
+    write_json(path, facts | {"policies": policies})
+
+
+def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> dict[str, list[Verdict]]:
+    """Play every task of the run, compare, write evaluation.json and evaluation.txt and print the
+    table; returns what each task says, by name. IncompleteError where something is not written.
+    """
+    apply_threads(cfg.compute.threads)
+    checkpoint = find_checkpoint(cfg.checkpoint, "checkpoint")
+    checkpoint_run = read_run(checkpoint, torch.device("cpu"))
+    for damaged in damaged_newer(checkpoint):
+        LOGGER.warning("policy   %s", damaged)
+    LOGGER.info("policy   %s, after %d rounds", checkpoint, checkpoint_run.rounds_done)
+    settings = settings_from_mapping(checkpoint_run.settings)
+    verdicts = {}
+    for name, task in settings.by_task.items():
+        part = session.within(name) if settings.worlds else session
+        run = evaluation_settings(task, cfg)
+        verdicts[name] = evaluate_task(part, cfg, run, checkpoint, checkpoint_run)
+    LOGGER.info("files    %s", session.folder.path)
+    session.finish()
+    return verdicts
+
+
+def evaluate_task(
+    session: Session, cfg: EvaluateConfig, run: TrainConfig, checkpoint: Path, saved: SavedRun
+) -> list[Verdict]:
+    """`evaluate_in_session` of one task, whose settings are those of `run`."""
+    device = resolve_device(cfg.device)
+    with memory_errors(UserError):
+        world = build_world(run, device, FRESH_SEEDS + cfg.seed)
+    data = announce(session, saved.task(run.task.name), world)
+    agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
+    total = len(agents) * cfg.episodes * run.envs * run.steps
+    shown = run.telemetry.progress, run.telemetry.plain_interval
+    bar = Progress(total, session.console, *shown, after_step=session.check_console)
+    with bar as progress, memory_errors(RunMemoryError):
+        played = agents.items()
+        scores = {name: score(world, one, cfg.episodes, progress, name) for name, one in played}
+    verdicts = judge(scores, cfg)
+    facts = {
+        "checkpoint": str(checkpoint),
+        "rounds_done": saved.rounds_done,
+        "seed": cfg.seed,
+        "envs": run.envs,
+        "episodes": cfg.episodes,
+        "steps": run.steps,
+        "deterministic": cfg.deterministic,
+        "confidence": cfg.confidence,
+        "data": data,
+    }
+    amount = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
+    title = f"{run.task.host_name} on {world.data.name}: {amount}, means with"
+    title = f"{title} {cfg.confidence:.0%} t intervals"
+    text = f"{title}\n{as_text(verdict_table(verdicts))}"
+    with session.write_errors.attempt(session.folder.evaluation.name):
+        write_results(session.folder.evaluation, facts, scores, verdicts)
+    with session.write_errors.attempt(TABLE):
+        write_text(session.folder.path / TABLE, text)
+    show(session.console, text)
+    return verdicts
+
+
+def announce(session: Session, saved: SavedTask, world: World) -> dict[str, str]:
+    """Tell which data, write versions.json; returns the data's `origin`."""
+    source = world.data
+    nets = world.rules.nets
+    with session.write_errors.attempt(session.folder.versions.name):
+        place = device_name(world.device, nets.workers, nets.precision)
+        write_versions(session.folder, place, world_facts(world))
+    LOGGER.info("data     %s", source.source)
+    if source.identity != saved.data["identity"]:
+        other = one_line(saved.data["source"])
+        which = f"the {source.spec.name} of the checkpoint, which are"
+        LOGGER.warning("data     these are not %s: %s", which, other)
+    return origin(source)

@@ -1,0 +1,65 @@
+"""The decision maker of a run, and what it begins with: learned policies, in files of their own.
+
+A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes
+of the network, what the learner takes over, and facts. A checkpoint of a run serves as well.
+"""
+
+from collections.abc import Sequence
+
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import Agent
+from esper_soa.config.agent import SCRATCH
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.world import World
+from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.runtime.device import choose_workers
+from esper_soa.runtime.replay import GRADIENTS, POLICY
+from esper_soa.training.files.policies import load_policy, load_pretrained
+from esper_soa.training.loop.build import rule_player
+from esper_soa.training.loop.collect import Player
+
+
+def build_players(cfgs: Sequence[TrainConfig], worlds: Sequence[World]) -> list[Player]:
+    """Decision makers of several worlds, with one learner at most; UserError as build_player."""
+    players = [build_player(cfgs[0], worlds[0])]
+    learner = players[0].learner
+    for cfg, world in zip(cfgs[1:], worlds[1:], strict=True):
+        if learner is None:
+            players.append(build_player(cfg, world))
+            continue
+        policy = learner.policy.for_slots(world.rules.nets.shape.slots)
+        policy.steps = world.kernels.replay.steps(POLICY, world.device)
+        learner.policies.append(policy)
+        players.append(Player(policy, learner, _teacher(cfg)))
+    return players
+
+
+def _teacher(cfg: TrainConfig) -> Agent | None:
+    imitation = cfg.policy.imitation
+    if not imitation.rounds:
+        return None
+    return rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
+
+
+def build_player(cfg: TrainConfig, world: World) -> Player:
+    """The decision maker that `policy.name` asks for, with what `policy.init` has learned.
+
+    Raises UserError where that does not fit.
+    """
+    if cfg.policy.name != "ppo":
+        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
+    shape = world.rules.nets.shape
+    names = names_by_code(shape.blueprints)
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
+    imitation = cfg.policy.imitation
+    replay = world.kernels.replay
+    policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
+    ppo = cfg.policy.ppo
+    schedule = ppo.floor_penalty_rounds, cfg.seed
+    learner = Learner(policy, ppo, *schedule, gradients, imitation, world.reduction)
+    learner.workers = choose_workers(cfg.compute.workers, cfg.envs, world.device)
+    if cfg.policy.init != SCRATCH:
+        learned = load_policy(cfg.policy.init, world.device)
+        load_pretrained(learner, cfg.policy.network, learned, cfg.policy.observe, names)
+    return Player(policy, learner, _teacher(cfg))

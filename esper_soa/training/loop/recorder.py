@@ -1,0 +1,80 @@
+"""The recorder of env-steps: what it is handed, and how settings name the one of esper_soa.lab."""
+
+from typing import NamedTuple, cast
+
+import numpy as np
+from rich.console import RenderableType
+from torch import Tensor
+
+from esper_soa.config.lab import find_in_lab
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.step import EnvView, StepResult
+from esper_soa.env.world import World
+from esper_soa.runtime.ranks import Ranks
+from esper_soa.state import Decision
+from esper_soa.training.files.session import Session
+
+TABLE_LEVELS = ("events", "full")  # of telemetry.level, at which env-steps are recorded
+
+
+class Facts(NamedTuple):
+    """Observation, decision and result of an env-step."""
+
+    observed: EnvView
+    decision: Decision
+    result: StepResult
+    # Float32 [N, X] of all choices in HEADS order; None = not asked or not known.
+    probabilities: Tensor | None = None
+
+
+class Recorder:
+    """Records the env-steps of a run. This one records nothing."""
+
+    full = False  # whether `pack` reads the probabilities of all choices
+    env_steps = 0  # of all envs, of which every table is on the disk
+    received = 0  # env-steps of all envs that were handed over
+    table: RenderableType | None = None  # shown below the progress bar
+
+    @property
+    def dropped(self) -> int:
+        """Env-steps of all envs that some table lacks; known once all is closed."""
+        return self.received - self.env_steps
+
+    def truncate(self, rounds: int) -> None:
+        """Drop what is recorded after the first `rounds` rounds, which the run repeats; OSError."""
+
+    def begin(self, number: int) -> None:
+        """Begin round `number`, from 1."""
+
+    def pack(self, facts: Facts) -> Tensor | None:
+        """Numbers of an env-step to copy to the host, float64 [N, C]; None = nothing."""
+        return None
+
+    def emit(self, step: int, numbers: np.ndarray) -> None:
+        """Take what `pack` returned for env-step `step`, from 1, once on the host; never waits."""
+
+    def end(self) -> None:
+        """End the round."""
+
+    def flush(self) -> None:
+        """Wait until all complete rounds are on the disk."""
+
+    def close(self) -> None:
+        """Write what is left, the round in progress included, and end the thread."""
+
+
+NO_RECORDER = Recorder()
+
+
+def make_recorder(
+    cfg: TrainConfig, world: World, session: Session, ranks: Ranks, control: bool = False
+) -> Recorder:
+    """The recorder that telemetry.level asks for, of the hosts of `world`, or of the control's; at
+    any level where a folder has tables, which a resumed run cuts back.
+    """
+    level = cfg.telemetry.level
+    if level not in TABLE_LEVELS and not session.folder.tables.exists():
+        return NO_RECORDER
+    other = "telemetry.level=rounds" if level in TABLE_LEVELS else "another run_dir"
+    make = find_in_lab("telemetry.level", f"telemetry.level={level}", f"Take {other}")
+    return cast(Recorder, make(cfg, world, session, ranks, control))

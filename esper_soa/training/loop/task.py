@@ -1,0 +1,260 @@
+"""A task of a run in progress: its hosts, what their rounds add up to, and its control."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import InitVar, asdict, dataclass
+from functools import partial
+from logging import DEBUG, INFO, WARNING
+from operator import sub
+from typing import NamedTuple
+
+from esper_soa.config.agent import SCRATCH
+from esper_soa.config.registry import is_reference
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.world import World
+from esper_soa.nets.data.batches import origin
+from esper_soa.nets.data.datasets import SUBSET, ImageSet
+from esper_soa.nets.data.image_set import sets_of
+from esper_soa.nets.data.user_images import check_images
+from esper_soa.nets.precision import choose_precision
+from esper_soa.runtime.device import device_name, layout_in_words
+from esper_soa.runtime.memory import plan_in_words
+from esper_soa.runtime.ranks import Ranks
+from esper_soa.system.json_lines import Json
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.saved_run import SavedTask
+from esper_soa.training.files.session import Session
+from esper_soa.training.loop.callbacks import Callback, make_callbacks
+from esper_soa.training.loop.collect import Player, Round
+from esper_soa.training.loop.controls import GrownHosts, play_control
+from esper_soa.training.loop.recorder import make_recorder
+from esper_soa.training.loop.task_files import TaskFiles
+from esper_soa.training.results.final_table import SEEDS, Speed, Summary
+from esper_soa.training.results.final_test import with_test
+from esper_soa.training.results.metrics import RoundResult
+from esper_soa.training.results.progress import LOGGER, Progress
+from esper_soa.training.results.totals import RunTotals
+from esper_soa.training.results.verdict import Episode, HostScore, control_text
+from esper_soa.vocabulary import NUM_BLUEPRINTS
+
+
+class Before(NamedTuple):
+    """What earlier processes did of a run."""
+
+    rounds: int = 0
+    env_steps: int = 0  # of all envs
+
+
+class Control(NamedTuple):
+    """The last rounds, as the control played them."""
+
+    score: HostScore
+    cut_off: int  # env-steps that it did not play, as episodes had ended early
+
+
+@dataclass(eq=False)
+class TaskRun:
+    """One task of a run. Where ranks share out the envs, each has one, all alike."""
+
+    cfg: TrainConfig  # as if the task were alone
+    in_folder: InitVar[Session]  # of the task
+    world: World
+    player: Player
+    ranks: Ranks
+    others: InitVar[Sequence[Callback]]  # callbacks beside the settings' own
+
+    def __post_init__(self, in_folder: Session, others: Sequence[Callback]) -> None:
+        self.files = TaskFiles(self.cfg, in_folder, self.world, self.ranks)
+        self.totals = RunTotals()
+        self.before = Before()
+        self.control: Control | None = None
+        self.callbacks = make_callbacks(self.cfg, others)
+        self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
+
+    @property
+    def session(self) -> Session:
+        """Console, log, and what could not be written."""
+        return self.files.session
+
+    @property
+    def folder(self) -> RunFolder:
+        """Paths of the files of the task."""
+        return self.session.folder
+
+    @property
+    def place(self) -> str:
+        """The device in words."""
+        nets = self.world.rules.nets
+        return device_name(self.world.device, nets.workers, nets.precision)
+
+    def restore(self, saved: SavedTask) -> None:
+        """Continue after the rounds of `saved`."""
+        self.totals = saved.progress
+        self.before = Before(self.totals.rounds_done, self.totals.env_steps(self.cfg))
+
+    def content(self) -> dict:
+        """The part of the task in a checkpoint, see SavedTask."""
+        return {"progress": asdict(self.totals), "data": origin(self.world.data)}
+
+    def label(self, text: str) -> str:
+        """What the progress bar calls a part of the run."""
+        return f"{text} {self.session.part}".rstrip()
+
+    def announce(self) -> None:
+        """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
+        cfg = self.cfg
+        sets = sets_of(self.world.data)
+        rules = self.world.rules
+        shape = rules.nets.shape
+        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
+        slots = ", ".join(spec.name for spec in shape.slots)
+        hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
+        rounds = f"{cfg.rounds} round{'s' * (cfg.rounds > 1)} of {cfg.steps} env-steps"
+        start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
+        policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
+        modes = "+".join(cfg.reward.modes)
+        for data in {entry.source.identity: entry.source for entry in sets}.values():
+            named = data.source.startswith(data.name)
+            level = WARNING if data.source.startswith(SUBSET) else INFO
+            text = data.source if named else f"{data.name}: {data.source}"
+            LOGGER.log(level, "data     %s", text)
+            if isinstance(data, ImageSet) and data.num_classes is not None:
+                for finding in check_images(data):
+                    LOGGER.warning("data     %s", finding)
+        LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
+        for one in shape.blueprints:
+            if one.code >= NUM_BLUEPRINTS:
+                LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
+        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.place)
+        minibatches = cfg.policy.ppo.minibatches
+        if cfg.policy.name == "ppo" and minibatches > cfg.envs:
+            numbers = f"policy.ppo.minibatches={minibatches} is more than envs={cfg.envs}"
+            LOGGER.warning("policy   %s: one minibatch per env", numbers)
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.world.device, rules))
+        self.log_details()
+
+    def log_details(self) -> None:
+        """Write to the log how samples are prepared, the work, and what computes it."""
+        cfg = self.cfg
+        nets = self.world.rules.nets
+        engine = self.world.rules.engine.chosen
+        replay = self.world.kernels.replay
+        device = self.world.device
+        samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
+        each = f"of every host per env-step, in batches of {cfg.batch_size}"
+        for note in self.world.data.notes:
+            LOGGER.debug("data     %s", note)
+        LOGGER.debug("work     T=%d training and %s %s", cfg.train_samples, samples, each)
+        LOGGER.debug("compute  %s", layout_in_words(device, nets.workers, nets.env_chunk))
+        precision = choose_precision(cfg.compute.precision, device)
+        LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
+        LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
+        for obstacle in engine.tried:
+            LOGGER.debug("kernels  %s", obstacle)
+        LOGGER.debug("state    kernels of the env state: %s", self.world.kernels.reason)
+        LOGGER.debug("graphs   %s", replay.reason)
+        for left_out in replay.left_out:
+            LOGGER.warning("graphs   %s", left_out)
+
+    def log(
+        self, result: RoundResult, seconds: dict[str, float], learning: dict[str, Json]
+    ) -> dict[str, Json]:
+        """Count a round, and append its lines to episodes.jsonl and metrics.jsonl; returns that of
+        metrics.jsonl.
+
+        seconds: collect_seconds and update_seconds; learning: diagnostics and anomalies. The hosts
+        of a round that the final table is of are measured on the test images, which counts for
+        neither. Raises IncompleteError where the folder is open to another run.
+        """
+        totals = self.totals
+        if totals.rounds_done >= self.cfg.rounds - self.cfg.control_rounds:
+            result = with_test(self.world, result)
+        totals.add(result, sum(seconds.values()), self.cfg)
+        number = totals.rounds_done
+        metrics: dict[str, Json] = {
+            "round": number,
+            "env_steps": totals.env_steps(self.cfg),
+            **result.record,
+            "pareto": asdict(totals.pareto()),
+            "eps": result.env_steps / sum(seconds.values()),
+            **seconds,
+            **learning,
+        }
+        episodes = [{"round": number, "env": env} | one for env, one in enumerate(result.episodes)]
+        self.files.write_round(episodes, metrics)
+        return metrics
+
+    def play_control(self, progress: Progress) -> None:
+        """Play the last rounds with the control, where there is one."""
+        cfg = self.cfg
+        if not wants_control(cfg):
+            return
+        recent = self.totals.recent
+        label = self.label(control_text(cfg.control))
+        record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
+        results = []
+        for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent)):
+            played = hosts, Round(number, progress, label), self.ranks, record
+            results.append(play_control(cfg.control, cfg, self.world, *played))
+        all_played = len(results) * cfg.envs * cfg.steps
+        cut_off = all_played - sum(result.env_steps for result in results)
+        self.control = Control(self.score(cfg.control, results), cut_off)
+
+    def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
+        """The rounds of the player `name` for the final table; all pay rent by the run's host."""
+        episodes = []
+        for one, grown in zip(rounds, self.totals.recent, strict=True):
+            rents = self.world.final_rents(one.parameters, one.train_flop, grown.settings)
+            tested = list(one.test_accuracies) or [math.nan] * len(one.accuracies)
+            net = [*map(sub, tested, rents)]
+            losses = list(one.test_losses) or [math.nan] * len(one.accuracies)
+            scores = one.accuracies, tested, one.parameters, net, one.train_flop, losses
+            episodes.append(Episode(*scores, grown.settings))
+        return HostScore(name, episodes)
+
+    def summarise(self) -> Summary:
+        """The record of the final table and of summary.json."""
+        cfg = self.cfg
+        totals = self.totals
+        control = self.control
+        recorder = self.files.recorder
+        env_steps = totals.env_steps(cfg)
+        rows = totals.alpha_rows / totals.rounds_done
+        dropped = {"tables": recorder.dropped} if recorder.dropped else {}
+        return Summary(
+            name=cfg.name,
+            task=cfg.task.host_name,
+            policy=cfg.policy.name,
+            data=f"{self.world.data.name} ({self.world.data.source})",
+            device=self.place,
+            envs=cfg.envs,
+            rounds=cfg.rounds,
+            steps=cfg.steps,
+            grown=self.score(cfg.policy.name, totals.recent),
+            control=None if control is None else control.score,
+            perplexity=self.world.data.spec.perplexity,
+            test_images=len(self.world.data.test_labels),
+            validation_images=len(self.world.data.val_labels),
+            seeds={name: totals.seeds[name] for name in SEEDS},
+            reward=sum(totals.rewards) / len(totals.rewards),
+            speed=Speed(env_steps, totals.seconds, cfg.train_samples, cfg.val_samples, rows),
+            wall_seconds=time.monotonic() - self.session.begin,
+            pareto=totals.pareto(),
+            rollbacks=totals.seeds.get("rollbacks", 0),
+            rounds_before=self.before.rounds,
+            env_steps_before=self.before.env_steps,
+            control_cut_off=0 if control is None else control.cut_off,
+            samples=self.world.data.spec.name,
+            policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
+            telemetry={
+                "level": cfg.telemetry.level,
+                "env_steps": recorder.env_steps,
+                "dropped": dropped | self.lost,
+            },
+        )
+
+
+def wants_control(cfg: TrainConfig) -> bool:
+    """Whether a control repeats the last rounds; a policy is no control of itself."""
+    return cfg.control not in ("none", cfg.policy.name)

@@ -1,0 +1,182 @@
+"""The files of a task of a run in progress: records, tables, and networks: the best host of all
+rounds, and all hosts of the last round.
+
+Only the first rank writes. What cannot be written is noted, and the run continues; a best host that
+cannot be written waits for the next round. Files of networks have the number of their round in
+their names, as checkpoints have. A run that is resumed from a checkpoint finds the best host of
+that time, as earlier files stay while a checkpoint needs them. Where ranks share out the hosts, all
+look for the best in the same order.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.env.topology import HostStates
+from esper_soa.env.world import World
+from esper_soa.grown.build import GrownHost
+from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
+from esper_soa.grown.networks import add_test_accuracy, export_hosts
+from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.runtime.ranks import Ranks
+from esper_soa.system.files import DELETED, LOGGER, LineFile
+from esper_soa.system.json_lines import Json, json_line
+from esper_soa.training.files import run_folder
+from esper_soa.training.files.session import Session
+from esper_soa.training.loop import resume
+from esper_soa.training.loop.build import world_facts
+from esper_soa.training.loop.recorder import make_recorder
+
+BEST = "networks/best"  # what files are called that could not be written
+HOSTS = "networks/hosts"
+CHOSEN_BY = "validation_accuracy"  # entry of a spec that the best host is highest in
+
+
+@dataclass(eq=False)
+class TaskFiles:
+    """Writes the folder of a task."""
+
+    cfg: TrainConfig
+    session: Session  # in the folder of the task
+    world: World
+    ranks: Ranks
+
+    def __post_init__(self) -> None:
+        self.folder = self.session.folder
+        self.write_errors = self.session.write_errors
+        self.recorder = make_recorder(self.cfg, self.world, self.session, self.ranks)
+        writes_lines = self.cfg.telemetry.level != "off" and self.ranks.first
+        paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
+        self.lines = {path.name: LineFile(path) for path in paths}
+        self.best: dict | None = None  # spec of the best host so far
+        self._unsaved: GrownHost | None = None  # it, where it is not written yet
+        self._seen = set[str]()  # names of files of this run
+
+    def begin(self) -> None:
+        """Begin afresh; UserError where the folder of the task holds results already."""
+        if self.session.part:
+            run_folder.open_run_folder(str(self.folder.path), self.cfg.name)
+        self.best = self.ranks.from_first(partial(self._find_best, 0))
+
+    def truncate(self, rounds: int) -> None:
+        """Drop what later rounds wrote; raises UserError where the folder cannot be written."""
+        if self.ranks.first:
+            resume.cut_back(self.folder, rounds, self.recorder)
+        self.best = self.ranks.from_first(partial(self._find_best, rounds))
+
+    def _find_best(self, rounds: int) -> dict | None:
+        """Drop the networks of later rounds; the spec of the best host of that time."""
+        for kind in ("best", "hosts"):
+            for path in self.folder.network_files(kind):
+                if run_folder.rounds_of(path) > rounds:
+                    path.unlink(missing_ok=True)
+        for path in reversed(self.folder.network_files("best")):
+            try:
+                return load(path).spec
+            except ModuleFileError as error:
+                LOGGER.warning("networks %s: it is passed over", error)
+        if rounds:
+            other = "that of the rounds to come will be the best"
+            LOGGER.warning("networks the best host so far is not there: %s", other)
+        return None
+
+    def write_records(self, place: str) -> None:
+        """Write versions.json, and config.yaml where the folder is of this task alone."""
+        with self.write_errors.attempt(self.folder.versions.name):
+            run_folder.write_versions(self.folder, place, world_facts(self.world))
+        if self.session.part:
+            with self.write_errors.attempt(self.folder.config.name):
+                run_folder.write_config(self.folder, settings_yaml(self.cfg))
+
+    def write_round(
+        self, episodes: Sequence[Mapping[str, Json]], metrics: Mapping[str, Json]
+    ) -> None:
+        """Append the lines of a round to episodes.jsonl and metrics.jsonl."""
+        self.look_for_files()
+        for (name, file), records in zip(self.lines.items(), (episodes, [metrics]), strict=False):
+            with self.write_errors.attempt(name):
+                file.write(*map(json_line, records))
+                file.sync()
+
+    def look_for_files(self) -> None:
+        """Note files that somebody has deleted; IncompleteError where another run may enter."""
+        if self.session.claim is None:
+            return
+        self.session.claim.check()
+        folder = self.folder
+        written = [folder.config, folder.versions, folder.networks, folder.best]
+        there = {path.name for path in written if path.exists()}
+        for name in sorted(self._seen - there):
+            self.write_errors.note(name, DELETED)
+        self._seen = there
+
+    def save_best(self, states: HostStates, number: int) -> None:
+        """Round `number` (from 1) has ended with these hosts: write the run's best if it is here.
+
+        That is: a higher validation accuracy, or the same with fewer parameters; of equals the
+        earlier, then the lower env. A host that was rolled back at its last env-step has no
+        accuracy, and is never the best.
+        """
+        accuracies = states.accuracy.nan_to_num(nan=-math.inf).tolist()
+        highest = max(accuracies)
+        if highest > -math.inf and (self.best is None or highest >= self.best[CHOSEN_BY]):
+            envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
+            hosts = self.ranks.gather_values(self._local_hosts(states, number, envs, CHOSEN_BY))
+            first = min(chain(*hosts), key=lambda host: host.spec["parameters"])
+            if self.best is None or _rank(first.spec) > _rank(self.best):
+                self.best = first.spec
+                self._unsaved = first
+        if self._unsaved is not None and self.ranks.first:
+            with self.write_errors.attempt(BEST):
+                save(self._unsaved.network(), self._path("best", self._unsaved.spec["round"]))
+                self._unsaved = None
+
+    def save_hosts(self, states: HostStates, number: int) -> None:
+        """Write all hosts of round `number` (from 1), as long as they are what they were then."""
+        parts = self.ranks.at_first(self._local_hosts(states, number, range(len(states.accuracy))))
+        if self.ranks.first:
+            with self.write_errors.attempt(HOSTS):
+                save_hosts(list(chain(*parts)), self._path("hosts", number))
+
+    def _local_hosts(
+        self, states: HostStates, number: int, envs: Sequence[int], chosen_by: str | None = None
+    ) -> list[GrownHost]:
+        """Those of these hosts of round `number` (from 1) that this rank has."""
+        own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
+        return export_hosts(self.world, self.cfg, states, number, own, chosen_by) if own else []
+
+    def _path(self, kind: str, number: int) -> Path:
+        self.folder.networks.mkdir(exist_ok=True)
+        return self.folder.network(kind, number)
+
+    def remove_old_networks(self, oldest: int) -> None:
+        """Keep, of what a checkpoint of `oldest` rounds has seen, the newest file of each kind."""
+        for kind in ("best", "hosts"):
+            files = self.folder.network_files(kind)
+            for path in [path for path in files if run_folder.rounds_of(path) <= oldest][:-1]:
+                path.unlink(missing_ok=True)
+
+    def measure_best(self) -> None:
+        """Put the test accuracy of the run's best host into its file, once all rounds are done."""
+        for path in self.folder.network_files("best")[-1:] if self.ranks.first else ():
+            with self.write_errors.attempt(BEST), suppress(ModuleFileError):
+                net = load(path)
+                if isinstance(net, GrownNetwork):
+                    add_test_accuracy(net, self.world.data)
+                    save(net, path)
+
+    def close(self) -> None:
+        """Close what is open, once all rounds are played."""
+        with ExitStack() as stack:
+            for file in self.lines.values():
+                stack.callback(file.close)
+            stack.callback(self.recorder.close)
+
+
+def _rank(spec: dict) -> tuple[float, int]:
+    return spec[CHOSEN_BY], -spec["parameters"]

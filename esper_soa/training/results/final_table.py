@@ -1,0 +1,295 @@
+"""The end of a run: the table of grown hosts and control, and summary.json. Needs no torch."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.config.nets import DATA_NAME
+from esper_soa.system.json_lines import Json, write_json
+from esper_soa.training.results.progress import duration, show
+from esper_soa.training.results.verdict import (
+    CONFIDENCE,
+    HostScore,
+    compare,
+    control_text,
+    exponential,
+    verdict,
+)
+
+MOST_ROWS = 32  # configurations in the table; summary.json has all
+TEXT_WIDTH = 160  # columns of a table in a file
+SEEDS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
+ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
+    ("test_accuracy", "test accuracy, mean over hosts (%)", ".2f"),
+    ("best", "test accuracy, best host (%)", ".2f"),
+    ("validation_accuracy", "validation accuracy, mean (%)", ".2f"),
+    ("net", "test accuracy - rent, mean over hosts", ".2f"),
+    ("size", "parameters, mean over hosts", ",.0f"),
+    ("flop", "training {unit}, mean over hosts", ""),
+)
+LOSS_ROWS = (  # of the table where perplexity is a figure of the samples
+    ("test_loss", "test loss, mean over hosts (nats)", ".4f"),
+    ("perplexity", "test perplexity, mean over hosts", ".4g"),
+)
+# of a configuration in summary.json
+CONFIGURATION = ("test_accuracy", "validation_accuracy", "net", "size", "flop")
+FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """The trade-off between accuracy, stability and size over all episodes so far."""
+
+    front_size: int  # distinct episodes that no other one beats
+    # Percent x parameter ratio: area dominated between accuracy 0 and twice the host's size, the
+    # reference's point; 0 where every episode ended larger than that.
+    hypervolume: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Env-steps of the growing hosts per second, and the work in one of them."""
+
+    env_steps: int
+    seconds: float  # spent on those env-steps and the policy updates between them
+    train_samples: int  # T per env-step
+    val_samples: int  # V per env-step and alpha row
+    alpha_rows: float  # K, mean number of alpha rows validated per env-step
+
+    @property
+    def eps(self) -> float:
+        return self.env_steps / self.seconds
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Contents of the final table and of summary.json."""
+
+    name: str
+    task: str
+    policy: str
+    data: str  # name and origin of the data set
+    device: str
+    envs: int
+    rounds: int
+    steps: int
+    grown: HostScore
+    control: HostScore | None  # on the same seeds, data order and images; None where not run
+    test_images: int  # in the data set; each host is measured on all of them
+    validation_images: int  # in the data set; each host is measured on V of them
+    seeds: dict[str, int]  # what happened to them in all envs and rounds, by SEEDS
+    reward: float  # mean over envs of the last round's episode reward
+    speed: Speed
+    wall_seconds: float  # of this process, from start to table, the control included
+    pareto: Pareto
+    # Hosts that lost their way and were put back to a snapshot, in all envs and rounds.
+    rollbacks: int = 0
+    rounds_before: int = 0  # rounds that were done before this process went on with the run
+    env_steps_before: int = 0  # of all envs, in these
+    perplexity: bool = False  # as of batches.SampleSpec
+    control_cut_off: int = 0  # env-steps that the control did not play, as episodes had ended early
+    policy_init: str = "none"  # what the policy started from, as policy.init
+    # Level, env-steps recorded by this process, and dropped.
+    telemetry: dict[str, Json] = field(default_factory=dict)
+    samples: str = "images"  # what the data set has, in the plural
+
+    @property
+    def control_env_steps(self) -> int:
+        """Env-steps of the control: an episode of every env a round, as far as it went."""
+        if self.control is None:
+            return 0
+        return self.envs * self.steps * len(self.control.episodes) - self.control_cut_off
+
+
+def write_summary(summary: Summary, path: Path) -> None:
+    """Replace summary.json: the record and what is derived from it, NaN as null; raises OSError."""
+    record = asdict(summary)
+    both = {"grown": summary.grown, "control": summary.control}
+    scores = {key: score for key, score in both.items() if score is not None}
+    for key, score in scores.items():
+        record[key] |= asdict(score.episodes[-1]) | score.figures
+    record["configurations"] = [
+        {"settings": dict(one)}
+        | {key: _configuration(score.part(one)) for key, score in scores.items()}
+        for one in summary.grown.configurations
+    ]
+    record["speed"]["eps"] = summary.speed.eps
+    record["control_env_steps"] = summary.control_env_steps
+    record["difference"] = record["verdict"] = None
+    if summary.control is not None:
+        comparison = compare(summary.grown, summary.control)
+        # the bounds of a single pair
+        unknown = dict.fromkeys(("low", "high")) if comparison.pairs < 2 else {}
+        names = ("test_accuracy", "net", "test_loss")
+        intervals = {name: getattr(comparison, name)._asdict() | unknown for name in names}
+        facts = {"confidence": CONFIDENCE, "outcome": comparison.outcome}
+        record["difference"] = facts | comparison._asdict() | intervals
+        record["verdict"] = verdict(comparison, summary.control.name)
+    write_json(path, record)
+
+
+def _configuration(score: HostScore) -> dict[str, float]:
+    return {name: score.figures[name] for name in CONFIGURATION}
+
+
+def write_overview(summaries: Sequence[Summary], path: Path) -> None:
+    """Replace summary.json of a run on several tasks: means over them; raises OSError."""
+    first = summaries[0]
+    seconds = sum(one.speed.seconds for one in summaries)
+    env_steps = sum(one.speed.env_steps for one in summaries)
+    figures = [one.grown.figures for one in summaries]
+    record: dict[str, Json] = {
+        "name": first.name,
+        "tasks": [one.task for one in summaries],
+        "policy": first.policy,
+        "rounds": first.rounds,
+        "grown": {name: fmean(one[name] for one in figures) for name in CONFIGURATION},
+        "speed": {"env_steps": env_steps, "seconds": seconds, "eps": env_steps / seconds},
+        "wall_seconds": max(one.wall_seconds for one in summaries),
+    }
+    write_json(path, record)
+
+
+def final_accuracy(summaries: Sequence[Summary]) -> float:
+    """Validation accuracy (percent) of the grown hosts, mean over tasks."""
+    return fmean(one.grown.figures["validation_accuracy"] for one in summaries)
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """Print the final table, and keep it in the log file."""
+    start = f" from {summary.policy_init}" if summary.policy_init != "none" else ""
+    title = f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}{start}"
+    show(console, f"{title}, {summary.device}")
+    show(console, as_text(score_table(summary)))
+    if summary.grown.configurations:
+        show(console, as_text(configuration_table(summary)))
+    for line in verdict_lines(summary) + fact_lines(summary):
+        show(console, line)
+
+
+def as_text(table: Table) -> str:
+    """The table as plain lines that are as wide as it needs to be."""
+    page = Console(file=io.StringIO(), width=TEXT_WIDTH)
+    with page.capture() as text:
+        page.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in text.get().splitlines() if line.strip())
+
+
+def score_table(summary: Summary) -> Table:
+    grown = summary.grown
+    control = summary.control
+    table = Table("last env-step", box=box.SIMPLE_HEAD)
+    other = [] if control is None else [control_text(control.name), "difference"]
+    for title in ("grown", *other):
+        table.add_column(title, justify="right")
+    flop = grown.figures["flop"]
+    size, unit = next((pair for pair in FLOP_UNITS if flop >= pair[0]), FLOP_UNITS[-1])
+    flop_form = ",.3g" if flop < 100 * size else ",.0f"
+    less = {} if control is None else differences(grown, control)
+    for key, title, form in (*LOSS_ROWS, *ROWS) if summary.perplexity else ROWS:
+        scale, form = (size, flop_form) if key == "flop" else (1.0, form)
+        scores = [grown] if control is None else [grown, control]
+        cells = [format(score.figures[key] / scale, form) for score in scores]
+        cells += [] if control is None else [less.get(key, "")]
+        table.add_row(title.format(unit=unit), *cells)
+    return table
+
+
+def configuration_table(summary: Summary) -> Table:
+    """A row for each configuration of hosts, the highest test accuracy first, MOST_ROWS at most."""
+    grown = summary.grown
+    control = summary.control
+    table = Table("settings by env", box=box.SIMPLE_HEAD)
+    other = [] if control is None else [control_text(control.name), "difference"]
+    for title in ("hosts", "test accuracy (%)", *other, "parameters"):
+        table.add_column(title, justify="right")
+    parts = {one: grown.part(one) for one in grown.configurations}
+    ranked = sorted(parts, key=lambda one: -parts[one].figures["test_accuracy"])
+    for one in ranked[:MOST_ROWS]:
+        score = parts[one]
+        cells = [f"{score.figures['test_accuracy']:.2f}"]
+        if control is not None:
+            beside = control.part(one)
+            lead = compare(score, beside).test_accuracy
+            cells += [f"{beside.figures['test_accuracy']:.2f}", lead.text()]
+        texts = [value if isinstance(value, str) else f"{value:.4g}" for _, value in one]
+        name = " ".join(f"{name}={text}" for (name, _), text in zip(one, texts, strict=True))
+        count = str(len(score.flat("parameters")))
+        table.add_row(name, count, *cells, f"{score.figures['size']:,.0f}")
+    return table
+
+
+def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
+    """The last cells of the table, by what their rows show."""
+    comparison = compare(grown, control)
+    less = {name: figure - control.figures[name] for name, figure in grown.figures.items()}
+    return {
+        "test_loss": comparison.test_loss.text("+z.4f"),
+        "perplexity": f"x {exponential(less['test_loss']):.3g}",
+        "test_accuracy": comparison.test_accuracy.text(),
+        "best": format(less["best"], "+.2f"),
+        "net": comparison.net.text(),
+        "size": f"x {comparison.parameters:.2f}",
+        "flop": f"x {comparison.train_flop:.2f}",
+    }
+
+
+def verdict_lines(summary: Summary) -> list[str]:
+    """Whether growth paid, and what the numbers of the table were taken on."""
+    count = len(summary.grown.episodes)
+    rounds = f"{count} episodes (the last rounds)" if count > 1 else "1 episode (the last round)"
+    samples = summary.samples
+    seen = f"V={summary.speed.val_samples} of {summary.validation_images:,} validation {samples}"
+    tested = f"each on all {summary.test_images:,} test {samples}"
+    if DATA_NAME in summary.grown.episodes[-1].settings:
+        seen = f"V={summary.speed.val_samples} validation {samples} of its data set"
+        tested = f"each on all test {samples} of its data set"
+    lines = [
+        f"measured {summary.envs} hosts x {rounds}, {tested}",
+        f"chosen   best host by accuracy on {seen}, which rewards see too",
+    ]
+    control = summary.control
+    if control is None:
+        return lines
+    comparison = compare(summary.grown, control)
+    interval = "none, as there is but one pair of hosts to compare"
+    if comparison.pairs > 1:
+        over = f"{comparison.pairs} paired differences, over hosts and episodes"
+        interval = f"{CONFIDENCE:.0%} t interval of {over}"
+    work = f"{summary.control_env_steps} env-steps on the same seeds, data order and {samples}"
+    lines += [f"control  {control_text(control.name)}: {work}", f"interval {interval}"]
+    if comparison.left_out:
+        lines.append(f"left out {comparison.left_out} pairs with an accuracy that is not finite")
+    return [verdict(comparison, control.name), *lines]
+
+
+def fact_lines(summary: Summary) -> list[str]:
+    """Seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on, time."""
+    seeds = summary.seeds
+    speed = summary.speed
+    front = f"{summary.pareto.front_size} episodes on the Pareto front"
+    # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
+    volume = summary.pareto.hypervolume
+    front_text = f", hypervolume {volume:.2f}" if volume > 0 else ""
+    env_steps = f"{speed.env_steps} env-steps"
+    if summary.rounds_before:
+        local = speed.env_steps - summary.env_steps_before
+        env_steps = f"{local} of {env_steps} (the others before the run was resumed)"
+    if summary.control is not None:
+        env_steps += f" and {summary.control_env_steps} of the control"
+    work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
+    return [
+        f"seeds    {seeds['germinated']} germinated, {seeds['blended']} blended, "
+        f"{seeds['fossilized']} fossilized, {seeds['pruned']} pruned",
+        *[f"governor {summary.rollbacks} rollbacks to a snapshot"] * bool(summary.rollbacks),
+        f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
+        f"outcome  {front} of accuracy, stability and size{front_text}",
+        f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",
+        f"time     {duration(summary.wall_seconds)} for {env_steps}",
+    ]

@@ -1,0 +1,57 @@
+"""Accuracy and loss on the test samples, which nothing in a run sees before the last env-step of a
+round.
+"""
+
+import torch
+
+from esper_soa.env.topology import HostStates
+from esper_soa.env.world import World
+from esper_soa.nets.seeds.pools import SlotSeeds
+from esper_soa.state import STATE_FLOAT
+from esper_soa.training.results.metrics import RoundResult
+from esper_soa.vocabulary import RUNNING_STAGES
+
+AT_ONCE = 256  # test samples of a pass, at least
+
+
+def with_test(world: World, result: RoundResult) -> RoundResult:
+    """The result with the test scores of its hosts, whose weights `world` still holds."""
+    accuracies, losses = measure_test(world, result.hosts)
+    return result._replace(test_accuracies=accuracies, test_losses=losses)
+
+
+def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[float]]:
+    """Accuracies (percent) and losses (nats, mean over the targets) of N hosts with all seeds on.
+
+    hosts: those of all envs of the run as they were last measured. The samples go through in passes
+    of as many as a validation pass has, so that an engine which keeps steps has one for both.
+    """
+    nets = world.rules.nets
+    engine = world.rules.engine
+    own = (world.reduction.own(part).to(world.device) for part in hosts[:4])
+    stage, blueprint, blend, alpha = own
+    running = torch.isin(stage, stage.new_tensor(RUNNING_STAGES))
+    none = torch.zeros_like(running)
+    visible = running & (alpha > 0)
+    over = none if world.rules.early_stop.enabled else None
+    seeds = SlotSeeds(running, stage, blueprint, blend, none, visible, none, none, none, over)
+    active = engine.claim_(nets, world.weights, seeds, world.seed_keys(0))
+    parts = [(len(entry.source.test_labels), entry.test) for _, entry in world.sets]
+    size = max(world.sizes.val_samples, AT_ONCE)
+    places = torch.arange(-(-max(parts)[0] // size) * size, device=world.device)
+    # of all envs, or of each
+    order = world.join([torch.where(places < count, places + first, -1) for count, first in parts])
+    correct = torch.zeros(len(stage), dtype=STATE_FLOAT, device=world.device)
+    loss = torch.zeros_like(correct)
+    targets = world.data.spec.num_targets
+    for part in order.split(size, dim=-1):
+        feed = world.data.test(part, world.dtype)
+        report = engine.validate(nets, world.weights, alpha, active, feed)
+        count = (part >= 0).sum(-1) * targets
+        right = (report.accuracy[:, 0] / 100 * count).round()
+        # nothing is known of hosts that have no samples in this pass
+        correct += torch.where(count > 0, right, 0.0)
+        loss += torch.where(count > 0, report.loss * count, 0.0)
+    total = (order >= 0).sum(-1) * targets
+    accuracies, losses = world.reduction.gather([100.0 * correct / total, loss / total])
+    return accuracies.tolist(), losses.tolist()

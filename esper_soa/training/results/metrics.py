@@ -1,0 +1,333 @@
+"""What happened during a round, summed on the device and read by the host once, for metrics.jsonl,
+episodes.jsonl and the final table; `read_progress` is the one small copy per env-step that the
+progress bar reads late.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.config.env import TERM_NAMES, USER_TERM
+from esper_soa.config.ranges import NO_SETTINGS, EnvSettings
+from esper_soa.env.early_stop import CAUSE_NAMES
+from esper_soa.env.governor import REASON_NAMES
+from esper_soa.env.outcome import (
+    STABILITY_WINDOW,
+    BlueprintStats,
+    Outcomes,
+    count_blueprints,
+    empty_blueprint_stats,
+    outcomes,
+)
+from esper_soa.env.parameters import total_params
+from esper_soa.env.reduction import ALL_ENVS, Reduction
+from esper_soa.env.signals import push
+from esper_soa.env.step import EAGER, EnvRules, EnvView, StepKernels, StepResult
+from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
+from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.state import STATE_FLOAT, EnvState, Slots, select
+from esper_soa.system.json_lines import Json
+from esper_soa.vocabulary import OP_NAMES
+
+LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
+# what the progress bar shows: means over envs, of the episode so far
+PROGRESS = ("accuracy", "reward")
+TRAINING = ("val_loss", "train_loss", "train_accuracy")  # means over envs, at the last env-step
+MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
+# counts of seeds: of a round, an episode and a blueprint
+COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
+SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
+BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
+# What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are
+# means over env-steps.
+SUMMED = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
+PER_ENV = (
+    ("rollbacks", "blended", "cause", "parameters", "flop"),
+    ("training", "ended", "shapley", "topology", "stood", "scored"),
+)
+
+
+class RoundResult(NamedTuple):
+    """One round on the host."""
+
+    accuracies: list[float]  # validation accuracy per env at the last env-step, percent
+    parameters: list[float]  # per env at the last env-step
+    rewards: list[float]  # per env, sum of raw rewards
+    train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
+    seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
+    env_steps: int  # over all envs: fewer than N T where episodes ended early
+    points: list[list[float]]  # per env: accuracy, stability, parameter ratio
+    record: dict[str, Json]  # the round's part of a line of metrics.jsonl
+    episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
+    topology: Topology  # what every host ended with
+    hosts: HostStates  # every host as it was last measured
+    test_accuracies: Sequence[float] = ()  # per env, percent; none where not measured
+    test_losses: Sequence[float] = ()  # per env, nats; likewise
+    # By dotted name of each setting that differs by env: its values.
+    settings: EnvSettings = NO_SETTINGS
+
+
+class Sums(NamedTuple):
+    """Sums over the env-steps of a round, on the device."""
+
+    terms: Tensor  # float64 [terms], of means over envs
+    ops: Tensor  # float64 [ops], how often each took effect
+    successes: Tensor  # float64 [ops]
+    rows: Tensor  # float64 [1], alpha rows that were validated
+    rewards: Tensor  # float64 [N, STABILITY_WINDOW], the last ones
+    blueprints: BlueprintStats
+
+
+class MetricsAccumulator:
+    """Sums over the env-steps of a round of `num_envs` envs, on the device."""
+
+    def __init__(
+        self, rules: EnvRules, num_envs: int, train_samples: int, kernels: StepKernels = EAGER
+    ) -> None:
+        """train_samples: T per env-step."""
+        device = rules.blueprints.device
+        zeros = partial(torch.zeros, dtype=STATE_FLOAT, device=device)
+        self.reward = rules.reward
+        self.terms_by_name = {name: name for name in TERM_NAMES}
+        if self.reward.user_name:
+            self.terms_by_name[self.reward.user_name] = USER_TERM
+        self.names = names_by_code(rules.nets.shape.blueprints)
+        count = len(OP_NAMES)
+        totals = zeros(len(self.terms_by_name)), zeros(count), zeros(count), zeros(1)
+        stats = empty_blueprint_stats(device, len(self.names))
+        self.sums = Sums(*totals, zeros(num_envs, STABILITY_WINDOW), stats)
+        self.env_steps = 0
+        self.left_out = zeros(1)  # of these, those of envs whose episode was over
+        self.train_samples = train_samples
+        self.kernels = kernels
+        self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step
+        self.newest: tuple[EnvState, EnvState] | None = None  # before and after the newest actions
+
+    def add_(self, observed: EnvView, result: StepResult) -> None:
+        """Count one env-step of all envs but those whose episode has ended before it."""
+        state = observed.view.state
+        subset = observed.measured.subset
+        ended = observed.ended
+        parts = self.sums, subset, state.slots, result, ended
+        self.sums = self.kernels.call("count", self._count_actions, *parts)
+        self.env_steps += subset.shape[0]
+        shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
+        if ended is not None and self.newest is not None:
+            self.left_out = self.left_out + ended.sum()
+            shapley = torch.where(ended[:, None], self.shapley, shapley)
+            state = select(ended, self.newest[0], state)
+        self.shapley = shapley
+        self.newest = state, result.state
+
+    def skip_env_steps(self, env_steps: int) -> None:
+        """Count env-steps, over all envs, that are not played, as every episode has ended early."""
+        self.env_steps += env_steps
+        self.left_out = self.left_out + env_steps
+
+    def _count_actions(
+        self, sums: Sums, subset: Tensor, before: Slots, result: StepResult, ended: Tensor | None
+    ) -> Sums:
+        terms = result.terms
+        outcome = result.outcome
+        choices = torch.arange(len(OP_NAMES), device=subset.device)
+        matches = outcome.effective_op[:, None] == choices
+        rewards = push(sums.rewards, terms.total)
+        if ended is not None:
+            matches = matches & ~ended[:, None]
+            rewards = torch.where(ended[:, None], sums.rewards, rewards)
+        means = torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()])
+        return Sums(
+            terms=sums.terms + means,
+            ops=sums.ops + matches.sum(0),
+            successes=sums.successes + (matches & outcome.success[:, None]).sum(0),
+            rows=sums.rows + (subset >= 0).sum(),
+            rewards=rewards,
+            blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
+        )
+
+    def read(
+        self, state: EnvState, reduction: Reduction = ALL_ENVS, settings: EnvSettings = NO_SETTINGS
+    ) -> RoundResult:
+        """One packed copy to the host at the end of a round (`state`), of all envs of the run."""
+        values = _reduce_values(_to_host(self._sums(state)), reduction)
+        episodes = Outcomes(*values["ended"])
+        split = self.reward.split
+        modes = [] if split is None else split.modes(len(episodes.accuracy))
+        seed_counts = episodes._asdict() | {"blended": values["blended"]}
+        seeds = {name: int(count.sum()) for name, count in seed_counts.items() if name in COUNTS}
+        record = self._record(values, episodes, seeds)
+        if modes:
+            record["reward_split"] = split_record(modes, episodes, values["parameters"])
+        points = torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1)
+        grown = values["topology"]
+        stage_counts = values["stood"]
+        return RoundResult(
+            accuracies=episodes.accuracy.tolist(),
+            parameters=values["parameters"].tolist(),
+            rewards=episodes.reward.tolist(),
+            train_flop=values["flop"].tolist(),
+            seeds=seeds | {"rollbacks": int(values["rollbacks"].sum())},
+            env_steps=int(values["env_steps"] - values["left_out"]),
+            points=points.tolist(),
+            record=record,
+            episodes=episode_records(episodes, values, modes, settings),
+            topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
+            hosts=HostStates._make([*stage_counts[:3].long(), stage_counts[3], *values["scored"]]),
+            settings=settings,
+        )
+
+    def _sums(self, state: EnvState) -> dict[str, Tensor]:
+        sums = self.sums
+        counts = self.reward.counts
+        totals = state.totals
+        signals = state.signals
+        hosts = host_states(*(self.newest or (state, state)))
+        return {
+            "terms": sums.terms,
+            "env_steps": sums.rows.new_tensor([self.env_steps]),
+            "ops": sums.ops,
+            "successes": sums.successes,
+            "rows": sums.rows,
+            "rollbacks": totals.rollbacks,
+            "blended": totals.blended,
+            "cause": state.ending.cause,
+            "left_out": self.left_out,
+            "training": torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
+            "parameters": total_params(state.slots, counts),
+            "ended": torch.stack(outcomes(state, sums.rewards, counts, self.reward.flop)),
+            "blueprints": torch.stack(sums.blueprints),
+            "shapley": self.shapley,
+            "flop": self.train_samples * totals.train_flop,
+            "topology": torch.stack(topology_of(state)),
+            "stood": torch.stack(hosts[:4]),
+            "scored": torch.stack(hosts[4:]),
+        }
+
+    def _record(
+        self, stats: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]
+    ) -> dict[str, Json]:
+        by_reason = dict(zip(REASON_NAMES, map(int, stats["rollbacks"].sum(0)), strict=True))
+        rollbacks = {name: by_reason[name] for name in REASON_NAMES[1:]}
+        return {
+            "accuracy": _spread(episodes.accuracy),
+            **dict(zip(TRAINING, stats["training"].mean(1).tolist(), strict=True)),
+            "reward": _spread(episodes.reward),
+            "reward_terms": dict(zip(self.terms_by_name, stats["terms"].tolist(), strict=True)),
+            "parameters": float(stats["parameters"].mean()),
+            "train_flop": float(stats["flop"].mean()),
+            "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
+            "seeds": {name: seeds[name] for name in COUNTS},
+            "blueprints": blueprint_record(BlueprintStats(*stats["blueprints"]), self.names),
+            "rollbacks": {"total": sum(by_reason.values())} | rollbacks,
+            "ops": dict(zip(OP_NAMES, stats["ops"].tolist(), strict=True)),
+            "ops_successful": dict(zip(OP_NAMES, stats["successes"].tolist(), strict=True)),
+            "alpha_rows": float(stats["rows"]) / float(stats["env_steps"] - stats["left_out"]),
+        }
+
+
+def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:
+    """By mode of reward: its envs, and means over them; modes: of every env."""
+    record: dict[str, Json] = {}
+    for mode in dict.fromkeys(modes):
+        in_mode = torch.tensor([one == mode for one in modes])
+        means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
+        own = {name: float(values[in_mode].mean()) for name, values in means.items()}
+        record[mode] = {"envs": int(in_mode.sum()), **own}
+    return record
+
+
+def _reduce_values(values: dict[str, Tensor], reduction: Reduction) -> dict[str, Tensor]:
+    """The same of all envs of the run: sums added, means weighted, what is per env joined."""
+    if reduction.count == 1:
+        return values
+    summed = {name: values[name] for name in SUMMED}
+    summed["terms"] = values["terms"] * values["env_steps"]
+    sums = {name: torch.stack(reduction.all_gather(part)).sum(0) for name, part in summed.items()}
+    sums["terms"] = sums["terms"] / sums["env_steps"]
+    for dim, names in enumerate(PER_ENV):
+        gathered_rows = reduction.gather([values[name] for name in names], dim)
+        sums |= dict(zip(names, gathered_rows, strict=True))
+    return sums
+
+
+def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same on the host, as float64, by one copy."""
+    flat_values = torch.cat([part.flatten() for part in parts.values()]).cpu()
+    pieces = flat_values.split([part.numel() for part in parts.values()])
+    views = (piece.view(one.shape) for piece, one in zip(pieces, parts.values(), strict=True))
+    return dict(zip(parts, views, strict=True))
+
+
+def episode_records(
+    episodes: Outcomes, totals: Mapping[str, Tensor], modes: Sequence[str], settings: EnvSettings
+) -> list[dict[str, Json]]:
+    """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split."""
+    values = episodes._asdict()
+    seed_counts = torch.stack([values[name] for name in SEED_OUTCOMES], 1).long().tolist()
+    plain = ("accuracy", "param_ratio", "stability", "reward")
+    columns = {name: values[name].tolist() for name in plain} | {
+        "success": episodes.success.bool().tolist(),
+        "compute_cost": episodes.compute_cost.tolist(),
+        "seeds": [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in seed_counts],
+        "rollbacks": totals["rollbacks"].sum(1).long().tolist(),
+        "env_steps": episodes.num_steps.long().tolist(),
+        "shapley": totals["shapley"][0].tolist(),
+        "shapley_error": totals["shapley"][1].tolist(),
+        "ended_by": [CAUSE_NAMES[code] or LIMIT for code in totals["cause"].long().tolist()],
+    }
+    if modes:
+        columns["reward_mode"] = modes
+    if settings:
+        rows = zip(*settings.values(), strict=True)
+        columns["settings"] = [dict(zip(settings, values, strict=True)) for values in rows]
+    return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
+
+
+def blueprint_record(stats: BlueprintStats, names: Sequence[str]) -> dict[str, Json]:
+    """Counts and means of each blueprint that was born or ended; a mean of nothing is None."""
+    counts = {key: getattr(stats, key).tolist() for key in BLUEPRINT_COUNTS}
+    means = {key: mean.tolist() for key, mean in stats.means().items()}
+    record: dict[str, Json] = {}
+    for code, name in enumerate(names):
+        seed_counts = {key: int(count[code]) for key, count in counts.items()}
+        if any(seed_counts.values()):
+            own = {key: mean[code] for key, mean in means.items()}
+            own = {key: None if math.isnan(mean) else mean for key, mean in own.items()}
+            record[name] = seed_counts | own
+    return record
+
+
+def _spread(values: Tensor) -> dict[str, float]:
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+
+
+class PendingCopy(NamedTuple):
+    """An asynchronous copy to the host; read it only once it is ready."""
+
+    numbers: Tensor  # float64: those of PROGRESS, and behind them what else was packed
+    copied: torch.cuda.Event | None  # happens once they are there; None: they are
+
+    @property
+    def here(self) -> bool:
+        return self.copied is None or self.copied.query()
+
+    def wait(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+def read_progress(state: EnvState, packed: Tensor | None = None) -> PendingCopy:
+    """Those of PROGRESS, then those of `packed`, float64, by a copy that nobody waits for."""
+    values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
+    if packed is not None:
+        values = torch.cat((values, packed.flatten()))
+    numbers = values.to("cpu", non_blocking=True)
+    copied = None
+    if values.is_cuda:
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(values.device))
+    return PendingCopy(numbers, copied)

@@ -1,0 +1,78 @@
+"""Sums over the rounds of a task, which the final table shows and checkpoints keep."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.outcome import hypervolume, trade_offs
+from esper_soa.env.topology import Topology
+from esper_soa.state import STATE_FLOAT
+from esper_soa.training.results.final_table import Pareto
+from esper_soa.training.results.metrics import RoundResult
+
+
+@dataclass
+class FinalHosts:
+    """The hosts at the end of a round, for its control and the final table."""
+
+    accuracies: list[float]  # validation accuracy per env, percent
+    parameters: list[float]
+    train_flop: list[float]
+    blueprint: list[list[int]]  # per env and slot, as in env/topology.py, and so the next two
+    blend: list[list[int]]
+    alpha: list[list[float]]
+    test_accuracies: list[float] = field(default_factory=list)  # percent; none where not measured
+    test_losses: list[float] = field(default_factory=list)  # nats; likewise
+    settings: dict[str, list[float | str]] = field(default_factory=dict)  # as of RoundResult
+
+    @classmethod
+    def of(cls, result: RoundResult) -> "FinalHosts":
+        blueprint, blend, alpha = (part.tolist() for part in result.topology)
+        sizes = result.parameters, result.train_flop
+        tested = list(result.test_accuracies), list(result.test_losses)
+        settings = {name: list(values) for name, values in result.settings.items()}
+        return cls(result.accuracies, *sizes, blueprint, blend, alpha, *tested, settings)
+
+    @property
+    def topology(self) -> Topology:
+        alpha = torch.tensor(self.alpha, dtype=STATE_FLOAT)
+        return Topology(torch.tensor(self.blueprint), torch.tensor(self.blend), alpha)
+
+
+@dataclass
+class RunTotals:
+    """Sums over the rounds of a task in a run, and its last rounds."""
+
+    rounds_done: int = 0
+    seconds: float = 0.0  # of collecting and updating
+    alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
+    seeds: dict[str, int] = field(default_factory=dict)  # events by name
+    # Pareto front: accuracy, stability, parameter ratio.
+    front: list[list[float]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)  # per env, of the last round
+    # The last rounds, control_rounds of them, oldest first.
+    recent: list[FinalHosts] = field(default_factory=list)
+    # Env-steps that were not simulated, as the episodes of their envs had ended early.
+    cut_off: int = 0
+
+    def add(self, result: RoundResult, seconds: float, cfg: TrainConfig) -> None:
+        """Add a round; seconds: of collecting and updating."""
+        self.rounds_done += 1
+        self.cut_off += cfg.envs * cfg.steps - result.env_steps
+        self.seconds += seconds
+        self.alpha_rows += float(result.record["alpha_rows"])  # type: ignore[arg-type]
+        self.seeds = {name: self.seeds.get(name, 0) + count for name, count in result.seeds.items()}
+        points = torch.tensor(self.front + result.points, dtype=STATE_FLOAT)
+        self.front = trade_offs(points).tolist()
+        self.rewards = result.rewards
+        self.recent = [*self.recent, FinalHosts.of(result)][-cfg.control_rounds :]
+
+    def env_steps(self, cfg: TrainConfig) -> int:
+        """Number of env-steps so far, of all envs."""
+        return self.rounds_done * cfg.envs * cfg.steps - self.cut_off
+
+    def pareto(self) -> Pareto:
+        """The trade-offs that the run has found so far."""
+        front = torch.tensor(self.front, dtype=STATE_FLOAT).view(-1, 3)
+        return Pareto(len(front), float(hypervolume(front[:, 0], front[:, 2])))

@@ -1,0 +1,181 @@
+"""Did growth pay? Grown hosts and those of a control, pair by pair, and a sentence that says so.
+
+A host whose accuracy is not finite is left out, and so is its pair. Needs no torch.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import compress
+from operator import itemgetter
+from statistics import fmean
+from typing import NamedTuple
+
+from esper_soa.config.registry import name_in
+from esper_soa.training.results.statistics import Interval, difference_interval
+
+CONFIDENCE = 0.95  # of the intervals
+CONTROL_WORDS = {
+    "wait": "without growth",
+    "random": "random play",
+    "heuristic": "heuristic",
+    "schedule": "schedule",
+    "static_final": "final topology from the start",
+    "static_large": "wider host",
+}
+GAINED = "gained"
+LOST = "lost"
+UNCLEAR = "unclear"
+MOST_NATS = 709.0  # whose exponential is a double
+
+
+def exponential(nats: float) -> float:
+    """exp(nats), infinite where that is no double."""
+    return math.inf if nats > MOST_NATS else math.exp(nats)
+
+
+def control_text(name: str) -> str:
+    """What tables call a control; an agent of a user's own goes by its name."""
+    return CONTROL_WORDS.get(name, f"agent {name_in(name)}")
+
+
+# settings of an env, by dotted name, and their values
+Configuration = tuple[tuple[str, float | str], ...]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """How the hosts of one round stood at the last env-step, one number per env."""
+
+    validation_accuracies: list[float]  # percent
+    test_accuracies: list[float]  # percent
+    parameters: list[float]  # trainable ones, of the host and the seeds that take part in it
+    nets: list[float]  # test accuracies less rent, percent points
+    train_flop: list[float]  # of all training of the episode
+    test_losses: list[float] = field(default_factory=list)  # nats, mean over the targets
+    # By dotted name, the values of settings that differ by env.
+    settings: dict[str, list[float | str]] = field(default_factory=dict)
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """What each env has of its own; empty where nothing differs."""
+        rows = zip(*self.settings.values(), strict=True)
+        return [tuple(zip(self.settings, values, strict=True)) for values in rows]
+
+    def part(self, wanted: Configuration) -> "Episode":
+        """That of the envs with this configuration, in which no setting differs."""
+        keep = [one == wanted for one in self.configurations]
+        rows = {name: row for name, row in vars(self).items() if name != "settings"}
+        kept = {name: list(compress(row, keep)) for name, row in rows.items()}
+        return Episode(**kept, settings={})
+
+
+@dataclass(frozen=True)
+class HostScore:
+    """How the hosts did in the last rounds; means are over hosts and episodes."""
+
+    name: str  # of the policy or control
+    episodes: list[Episode]  # oldest first, at least one
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """What tables and summary.json tell of the hosts, by name."""
+        test_loss = self.mean("test_losses")
+        both = zip(self.flat("validation_accuracies"), self.flat("test_accuracies"), strict=True)
+        finite = (pair for pair in both if math.isfinite(pair[0]))
+        return {
+            "test_loss": test_loss,  # nats
+            "perplexity": exponential(test_loss),
+            "test_accuracy": self.mean("test_accuracies"),  # percent
+            # Percent, of the host with the highest validation accuracy, the first.
+            "best": max(finite, key=itemgetter(0), default=(math.nan, math.nan))[1],
+            "validation_accuracy": self.mean("validation_accuracies"),  # percent
+            "net": self.mean("nets"),  # test accuracy less rent, percent points
+            "size": self.mean("parameters"),
+            "flop": self.mean("train_flop"),  # of training, per host and episode
+        }
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """Each that hosts have, once; empty where no setting differs by env."""
+        return list(dict.fromkeys(one for part in self.episodes for one in part.configurations))
+
+    def part(self, wanted: Configuration) -> "HostScore":
+        """That of the hosts with this configuration."""
+        episodes = [part for one in self.episodes if (part := one.part(wanted)).parameters]
+        return HostScore(self.name, episodes)
+
+    def flat(self, name: str) -> list[float]:
+        """The field `name` of all episodes, one after the other."""
+        return [value for episode in self.episodes for value in vars(episode)[name]]
+
+    def mean(self, name: str) -> float:
+        """Of the finite values of a field; NaN where there are none."""
+        finite = [value for value in self.flat(name) if math.isfinite(value)]
+        return fmean(finite) if finite else math.nan
+
+
+class Comparison(NamedTuple):
+    """The grown hosts less the control's, same host and same episode; grown over control."""
+
+    test_accuracy: Interval  # percent points
+    net: Interval  # the same of test accuracy less rent
+    test_loss: Interval  # nats
+    pairs: int  # hosts times episodes that both sides have a finite test accuracy of
+    left_out: int  # pairs that they have not
+    parameters: float  # ratio of the means
+    train_flop: float
+
+    @property
+    def outcome(self) -> str:
+        """GAINED or LOST where the interval of test accuracy is on one side of 0, else UNCLEAR."""
+        if self.pairs > 1 and self.test_accuracy.low > 0:
+            return GAINED
+        return LOST if self.pairs > 1 and self.test_accuracy.high < 0 else UNCLEAR
+
+
+def compare(grown: HostScore, control: HostScore) -> Comparison:
+    """Paired differences with t intervals; of one pair they are infinite, of none NaN."""
+    pairs = zip(grown.flat("test_accuracies"), control.flat("test_accuracies"), strict=True)
+    both_finite = [math.isfinite(first) and math.isfinite(other) for first, other in pairs]
+
+    def difference(name: str) -> Interval:
+        first, other = (list(compress(one.flat(name), both_finite)) for one in (grown, control))
+        unknown = Interval(math.nan, math.nan, math.nan)
+        return difference_interval(first, other, CONFIDENCE) if first else unknown
+
+    def ratio(name: str) -> float:
+        return grown.figures[name] / control.figures[name] if control.figures[name] else math.nan
+
+    return Comparison(
+        difference("test_accuracies"),
+        difference("nets"),
+        difference("test_losses"),
+        sum(both_finite),
+        len(both_finite) - sum(both_finite),
+        ratio("size"),
+        ratio("flop"),
+    )
+
+
+def verdict(comparison: Comparison, control: str) -> str:
+    """One sentence for a reader who has seen nothing else; `control` is its name."""
+    other = f"the control ({control_text(control)})"
+    if comparison.pairs == 0:
+        return f"Nothing to compare with {other}: no pair of finite accuracies."
+    size = f"{times(comparison.parameters)} the parameters"
+    facts = f"{comparison.test_accuracy.text(unit='points')} for {size}"
+    facts += f" and {times(comparison.train_flop)} the training FLOP"
+    if comparison.pairs == 1:
+        return f"One host in one episode says little, and has no interval: {facts}."
+    if comparison.outcome == UNCLEAR:
+        return f"No difference that this run could show: {facts}."
+    gained = comparison.outcome == GAINED
+    if control == "wait":
+        return f"{'Growth paid' if gained else 'Growth cost accuracy'}: {facts}."
+    return f"The grown hosts end {'ahead of' if gained else 'behind'} {other}: {facts}."
+
+
+def times(ratio: float) -> str:
+    """'4.8 times', '0.97 times'."""
+    return f"{ratio:,.{2 if ratio < 2 else 1}f} times"

@@ -1,0 +1,1 @@
+"""How a run begins: commands, jobs of Hydra, ranks, and the runs of a Python program."""

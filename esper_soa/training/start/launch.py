@@ -1,0 +1,296 @@
+"""Starts the ranks of a run and runs one: a process per device, or group of cores, by torch's API.
+
+With ranks=K this process starts K others, each of which runs `main` of this module, and waits:
+where one is lost the launcher ends the others, and starts all again as often as `restarts` says.
+Ranks meet in a file, and end themselves when this process is gone; torchrun starts its own.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
+from esper_soa.runtime.device import resolve_device, take_device
+from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
+from esper_soa.system.console import KNOWN_ERRORS, safe_streams
+from esper_soa.system.errors import RankLostError, UserError, check, one_line
+from esper_soa.system.files import LOGGER, write_text
+from esper_soa.system.signals import SAVING, Interrupted, signal_handlers
+from esper_soa.training.files.claims import lock_folder
+from esper_soa.training.files.run_folder import RunFolder, rounds_of
+from esper_soa.training.files.session import Session, quiet_warnings
+from esper_soa.training.loop.callbacks import Callback
+from esper_soa.training.loop.trainer import run_in_session
+from esper_soa.training.results.final_table import final_accuracy
+from esper_soa.training.start.begin import LaunchedRank, launched_rank, resume_start
+
+# Errors of a rank that the launcher raises again, by their name in the file that the rank leaves.
+FAULTS = {kind.__name__: kind for kind in KNOWN_ERRORS}
+STOPPED = "stopped"
+# of what happened to another rank, or to the launcher
+CONSEQUENCES = (RankLostError.__name__, STOPPED)
+# that torch's launcher takes
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def train_in_session(
+    session: Session, cfg: TrainConfig, checkpoint: Path | None, callbacks: Sequence[Callback] = ()
+) -> float:
+    """Run the whole job on as many ranks as the settings say; returns the final accuracy (percent).
+
+    callbacks: called beside those that the settings ask for. Raises RankLostError where a rank was
+    lost for good, with the checkpoint to go on from.
+    """
+    launched = launched_rank()
+    single = launched is None and cfg.ranks == 1
+    check(single or not callbacks, "ranks", cfg.ranks, "1 with callbacks, which one process calls")
+    if launched is not None:
+        return run_rank(session, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
+    if cfg.ranks == 1:
+        return final_accuracy(run_in_session(session, cfg, checkpoint, callbacks=callbacks))
+    check_devices(cfg, cfg.ranks)
+    with TemporaryDirectory(prefix="esper_ranks_") as scratch:
+        job = {
+            "launcher": os.getpid(),
+            "folder": str(session.folder.path),
+            "checkpoint": str(checkpoint or ""),
+            "path": sys.path,
+            "settings": settings_yaml(cfg),
+            "verbose": session.verbose,
+        }
+        write_text(Path(scratch, "job.json"), json.dumps(job))
+        _launch(session.folder, cfg, Path(scratch))
+    written = json.loads(session.folder.summary.read_text(encoding="utf-8"))
+    return float(written["grown"]["validation_accuracy"])
+
+
+def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
+    """Start the ranks and wait for their end; raises what ended them early."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=cfg.ranks,
+        run_id=uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(scratch / "rendezvous"),
+        rdzv_configs={"store_type": "file"},
+        local_addr="localhost",
+        logs_specs=DefaultLogsSpecs(str(scratch)),
+        max_restarts=cfg.restarts,
+    )
+
+    def react(number: int) -> None:
+        if number != SAVING:
+            raise Interrupted(number)
+        first = scratch / "pid"
+        if first.exists():
+            os.kill(int(first.read_text(encoding="ascii")), number)
+
+    try:
+        # torch's launcher replaces the handlers of STOPS, and leaves its own
+        with _quiet_launcher(), signal_handlers(react, (SAVING, *STOPS)):
+            elastic_launch(config, sys.executable)(
+                "-m", "esper_soa.training.start.launch", str(scratch)
+            )
+    except SignalException as stop:
+        raise Interrupted(int(stop.sigval), _first_fault(scratch).get("unsaved", "")) from None
+    except ChildFailedError as failed:
+        raise _failure_of(failed, folder, cfg, _first_fault(scratch)) from None
+
+
+@contextmanager
+def _quiet_launcher() -> Iterator[None]:
+    """torch's launcher without its log, which our message says in one line, and without a server of
+    its own, which would listen on every interface.
+    """
+    log = logging.getLogger("torch.distributed.elastic")
+    before = log.propagate
+    handler = logging.NullHandler()
+    is_unset = FRESH_STORE not in os.environ
+    log.addHandler(handler)
+    log.propagate = False
+    os.environ.setdefault(FRESH_STORE, "1")
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = before
+        if is_unset:
+            del os.environ[FRESH_STORE]
+
+
+def _first_fault(scratch: Path) -> dict:
+    """The first fault of a rank, one of CONSEQUENCES only where alone; empty for none."""
+    faults = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
+    return min(faults, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
+
+
+def _failure_of(
+    failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
+) -> Exception:
+    """What ended the run, as one error: the fault of a rank, or how the first one ended."""
+    kind = fault.get("kind", STOPPED)
+    if kind in FAULTS and kind not in CONSEQUENCES:
+        return FAULTS[kind](fault["words"])
+    rank, failure = failed.get_first_failure()
+    words = f"rank {rank} of {cfg.ranks} was ended by {failure.signal_name()}"
+    if kind not in CONSEQUENCES:
+        words = f"rank {fault['rank']} of {cfg.ranks} failed ({fault['words']})"
+    elif failure.exitcode >= 0:
+        words = f"rank {rank} of {cfg.ranks} ended with status {failure.exitcode}"
+    again = f" {cfg.restarts} restarts were of no avail." if cfg.restarts else ""
+    words = f"{words}; the others have been ended.{again}"
+    return RankLostError(f"{words} {resume_hint(folder, cfg.rounds)}")
+
+
+def resume_hint(folder: RunFolder, rounds: int) -> str:
+    """How to go on with the run in `folder`, in words."""
+    checkpoints = folder.checkpoints()
+    if not checkpoints:
+        return "No round is saved yet; resume=auto with the same run_dir begins again"
+    done = f"{checkpoints[-1].name} holds {rounds_of(checkpoints[-1])} of {rounds} rounds."
+    return f"{done} Go on with resume={folder.path}"
+
+
+def check_devices(cfg: TrainConfig, ranks: int) -> None:
+    """Raise SettingError where there are fewer GPUs here than `ranks`, which take one each."""
+    if resolve_device(cfg.device).type == "cuda":
+        count = torch.cuda.device_count()
+        allowed = f"such that a machine has at most {count}, the GPUs of this one"
+        remedy = "device=cpu takes the CPU's cores instead."
+        check(ranks <= count, "ranks", cfg.ranks, allowed, remedy)
+
+
+def main() -> None:
+    """Run the rank this process was started for; the argument is the launcher's scratch folder."""
+    scratch = Path(sys.argv[1])
+    launched = launched_rank()
+    assert launched is not None
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # all ranks are on this machine
+    job = json.loads((scratch / "job.json").read_text(encoding="utf-8"))
+    sys.path[:] = job["path"]
+    threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
+    rendezvous = f"file://{scratch}/store_{launched.restarts}"
+    ending = _end_rank(scratch, launched.rank, job["launcher"])
+    with ending, safe_streams(), quiet_warnings():
+        cfg = settings_from_yaml(job["settings"])
+        if launched.rank > 0:
+            run_silent_rank(cfg, launched, rendezvous)
+            return
+        write_text(scratch / "pid", str(os.getpid()))
+        session = Session(RunFolder(Path(job["folder"])), job["verbose"])
+        with lock_folder(session.folder, shared=True) as session.claim, session.logging_output():
+            checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None
+            if launched.restarts:
+                cfg = replace(cfg, resume="auto")
+                checkpoint = resume_start("auto", str(session.folder.path), cfg.name).checkpoint
+            run_rank(session, cfg, checkpoint, launched, rendezvous)
+
+
+def _stop_with(launcher: int) -> None:
+    """Ask this process to stop, with a checkpoint, once it is no longer a child of `launcher`."""
+    while os.getppid() == launcher:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _end_rank(scratch: Path, rank: int, launcher: int) -> Iterator[None]:
+    """Write what ends the context early to a file in the launcher's folder, which is removed where
+    the launcher is gone; KNOWN_ERRORS end the process by their status.
+    """
+    path = scratch / f"fault_{rank}.json"
+    path.unlink(missing_ok=True)  # of an earlier start
+    try:
+        yield
+    finally:
+        error = sys.exception()
+        known = next((name for name, kind in FAULTS.items() if isinstance(error, kind)), "")
+        if error is not None:
+            fault = {
+                "kind": known or (STOPPED if isinstance(error, SystemExit) else "error"),
+                "rank": rank,
+                "words": str(error) if known else f"{type(error).__name__}: {error}",
+                "time": time.time(),
+                "unsaved": error.unsaved if isinstance(error, Interrupted) else "",
+            }
+            if scratch.exists():  # another rank removes it once the launcher is gone
+                write_text(path, json.dumps(fault))
+        if os.getppid() != launcher:
+            rmtree(scratch, ignore_errors=True)
+        if known:
+            sys.exit(2 if isinstance(error, UserError) else 1)
+
+
+def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, rendezvous: str = "env://") -> float:
+    """Run a rank other than the first, which prints and writes nothing; returns the final accuracy
+    (percent). The rest is as of `run_rank`.
+    """
+    LOGGER.disabled = True
+    session = Session(RunFolder(Path(os.devnull)), 0)
+    silent_cfg = replace(cfg, report=False, track=[])
+    return run_rank(session, silent_cfg, None, launched, rendezvous)
+
+
+def run_rank(
+    session: Session,
+    cfg: TrainConfig,
+    checkpoint: Path | None,
+    launched: LaunchedRank,
+    rendezvous: str = "env://",
+) -> float:
+    """Run this process's rank of a run, from `checkpoint` on; returns the final accuracy (percent).
+
+    rendezvous: where ranks find each other, for torch.distributed. Raises RankLostError where they
+    cannot be reached, and, with the checkpoint to go on from, where another does not go on.
+    """
+    allowed = f"{launched.processes}, the processes that were started"
+    check(cfg.ranks == launched.processes, "ranks", cfg.ranks, allowed)
+    check_devices(cfg, launched.local_processes)
+    device = resolve_device(cfg.device, launched.local_rank)
+    take_device(device)
+    if device.type == "cpu":
+        keep_to_cores(launched.local_rank, launched.local_processes)
+    if launched.restarts:
+        message = "ranks    all %d were started again, for the %d. time"
+        LOGGER.warning(message, launched.processes, launched.restarts)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, rendezvous, PATIENCE, launched.processes, launched.rank)
+    except RuntimeError as error:
+        raise RankLostError(
+            f"the other ranks cannot be reached ({one_line(error)}). Give torchrun {FRESH_STORE}=1,"
+            " so that ranks started again do not look for those that are gone."
+        ) from error
+    processes = launched.local_processes if device.type == "cpu" else 1
+    group = RankGroup(cfg.envs, launched.local_rank, processes)
+    try:
+        accuracy = final_accuracy(run_in_session(session, cfg, checkpoint, ranks=group))
+        group.gather_values(None)  # nobody leaves before all have come to the end
+    except RankLostError as error:
+        raise RankLostError(f"{error}. {resume_hint(session.folder, cfg.rounds)}") from error
+    dist.destroy_process_group()
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""The package from Python: train a run, open one, and read its results, samples and networks.
+
+A run is its folder: one from another machine, or one in progress, can be opened too.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from signal import SIGINT
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from esper_soa.agent.controller import Controller, controller_spec
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.nets import blueprint_names
+from esper_soa.config.registry import name_in
+from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
+from esper_soa.grown.module_files import load
+from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
+from esper_soa.nets.data import orders
+from esper_soa.nets.data.batches import BatchSource
+from esper_soa.nets.data.datasets import load_samples
+from esper_soa.nets.data.image_set import source_of
+from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.nets.model.user_parts import task_slots
+from esper_soa.system.errors import UserError, check, check_choice, one_line
+from esper_soa.system.signals import Interrupted
+from esper_soa.system.versions import package_versions
+from esper_soa.training.files.run_folder import RunFolder, find_checkpoint
+from esper_soa.training.files.saved_run import read_run
+from esper_soa.training.files.session import quiet_warnings, session
+from esper_soa.training.loop.callbacks import Callback
+from esper_soa.training.loop.resume import restore_policy
+from esper_soa.training.start.begin import begin_run, make_run_folder
+from esper_soa.training.start.launch import train_in_session
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SPLITS = ("train", "validation", "test")
+
+
+class RecordedRun:
+    """A run, by the files in its folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path  # of the folder
+        self.folder = RunFolder(path)
+
+    def __repr__(self) -> str:
+        return f"RecordedRun({str(self.path)!r})"
+
+    @property
+    def summary(self) -> dict:
+        """summary.json: the final table in numbers; UserError where the run has not ended."""
+        return dict(json.loads(self._text(self.folder.summary, "the run has not come to its end")))
+
+    def metrics(self) -> list[dict]:
+        """metrics.jsonl: a record per round that is done."""
+        return [json.loads(line) for line in self._text(self.folder.metrics).splitlines()]
+
+    def episodes(self) -> list[dict]:
+        """episodes.jsonl: a record per host of every round that is done."""
+        return [json.loads(line) for line in self._text(self.folder.episodes).splitlines()]
+
+    def steps(self) -> "DataFrame":
+        """The table `steps` of docs/telemetry.md: a row per round, env-step and env.
+
+        Raises UserError where pandas is not installed, or the run has written no such table
+        (telemetry.level=off or rounds).
+        """
+        files = sorted(self.path.glob("telemetry/steps/round_*.parquet"))
+        if not files:
+            self._check_one_task()
+            reason = "the run had telemetry.level=off or rounds, or no round is done"
+            raise UserError(f"{self.path}: there is no table of env-steps: {reason}")
+        if find_spec("pandas") is None:
+            raise UserError("steps: needs pandas. Install esper-soa[pandas]")
+        tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
+        frame: DataFrame = import_module("pyarrow").concat_tables(tables).to_pandas()
+        return frame
+
+    @cached_property
+    def settings(self) -> TrainConfig:
+        """The settings of the run."""
+        return settings_from_yaml(self.folder.config.read_text(encoding="utf-8"))
+
+    @cached_property
+    def _source(self) -> BatchSource:
+        """The data of the run; UserError where it is another now."""
+        source = load_samples(self.settings.data, "cpu")
+        text = self._text(self.folder.versions, "the run has not begun")
+        identity = json.loads(text)["data"]["identity"]
+        if source.identity != identity:
+            gone = f"its {source.spec.name} are not there any more"
+            raise UserError(f"{self.path}: {gone}: {source.source}")
+        return source
+
+    def samples(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
+        """Inputs and labels, on the CPU: images float32 [B, 3, 32, 32] in [0, 1], RGB, and int64
+        [B]; other samples as their data set gives them to grown networks.
+
+        split: "train" or "test", that whole part of the data set; "validation", the samples of the
+        validation part that the run measures hosts on. env: the host whose samples these are, where
+        data.split=true or a list in data.name gives each host its own. Raises UserError for another
+        split, and where the data is not what it was.
+        """
+        check(split in SPLITS, "split", split, " or ".join(SPLITS))
+        source = source_of(self._source, env)
+        if split == "validation":
+            return source.samples(split, self._validation_order(source, env))
+        labels = source.train_labels if split == "train" else source.test_labels
+        return source.samples(split, torch.arange(len(labels)))
+
+    def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
+        """The `samples` of a run on images."""
+        return self.samples(split, env)
+
+    def _validation_order(self, source: BatchSource, env: int) -> Tensor:
+        """Validation samples int64 [V] that host `env` is measured on."""
+        cfg = self.settings
+        num_val = len(source.val_labels)
+        if not cfg.data.split:
+            return orders.validation_order(num_val, cfg.val_samples, cfg.seed)
+        check(0 <= env < cfg.envs, "env", env, f"0 to {cfg.envs - 1}")
+        shares = orders.split_sizes(source, cfg.batch_size, cfg.envs)
+        order = orders.split_validation_order(num_val, shares)[env]
+        return order[order >= 0]
+
+    def evaluate(self, net: nn.Module, split: str = "test") -> NetworkScore:
+        """Accuracy and loss of `net`, in eval mode, on samples of the run, as `samples` gives them.
+
+        net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], other samples to logits
+        [B, K, classes] for K targets each, on any device. split: "test", "validation" or "train".
+        For a host of this run, as `export` gives it, "test" gives the test_accuracy of its `spec`;
+        "validation" its validation_accuracy, unless rounding decides between two classes, and its
+        validation_loss to 1e-5. Raises UserError where the data is not what it was.
+        """
+        env = net.spec["env"] if isinstance(net, GrownNetwork) else 0
+        return score_network(net, *self.samples(split, env))
+
+    def export(self, env: int | str = "best") -> GrownNetwork:
+        """A host as a module in eval mode: samples as of `samples` to logits as of `evaluate`.
+
+        env: "best", the host with the highest validation accuracy that a round of the run has ended
+        with, then with the fewest parameters; or the number of a host of the last round. Its `spec`
+        has its accuracy on the test images, measured here, where the images of the run are here.
+        Raises UserError where it is not there.
+        """
+        number = None if isinstance(env, str) else env
+        known = number is not None or env == "best"
+        check(known, "env", env, "best, or the number of a host of the last round")
+        kind = "best" if number is None else "hosts"
+        files = self.folder.network_files(kind)
+        if not files:
+            self._check_one_task()
+            available_text = "with every checkpoint and at the end of the last round"
+            hint = "once a round is done" if number is None else available_text
+            raise UserError(f"env={env}: {self.path} holds no such network; it is written {hint}")
+        net = load(files[-1], number)
+        if not isinstance(net, GrownNetwork):
+            raise UserError(f"{files[-1]}: holds no network")
+        with suppress(UserError):
+            add_test_accuracy(net, self._source)
+        return net
+
+    @property
+    def tasks(self) -> dict[str, "RecordedRun"]:
+        """Each task of the run by its name, as the run on it alone would be; of one task, itself.
+
+        The policy is that of the whole run.
+        """
+        if not self.settings.worlds:
+            return {self.settings.task.name: self}
+        return {name: RecordedRun(self.path / name) for name in self.settings.worlds}
+
+    def policy(self, which: str = "newest", task: str = "") -> Controller:
+        """The learned policy as a module: observation in, legal action out: agent/controller.py.
+
+        which: "newest", of the newest checkpoint; "best", that played the best round; or a
+        checkpoint's name. task: whose hosts it is for; "" = the first one's. Raises UserError where
+        nothing was learned, or there is none such.
+        """
+        named = {"newest": self.path, "best": self.folder.best}.get(which, self.path / which)
+        checkpoint_run = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
+        by_task = settings_from_mapping(checkpoint_run.settings).by_task
+        check_choice("task", task or next(iter(by_task)), tuple(by_task))
+        settings = by_task[task or next(iter(by_task))]
+        learns = checkpoint_run.learner is not None
+        check(learns, "policy", settings.policy.name, "one that learns, as ppo does")
+        slots = task_slots(settings.task, settings.slots)
+        names = blueprint_names(settings.task.blueprints)
+        spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
+        facts = {
+            "task": settings.task.host_name,
+            "rounds": checkpoint_run.rounds_done,
+            "seed": settings.seed,
+            "data": checkpoint_run.task(settings.task.name).data,
+            "version": package_versions()["esper-soa"],
+        }
+        with torch.random.fork_rng(devices=[]):
+            controller = Controller(spec | facts)
+        restore_policy(controller.policy, checkpoint_run)
+        return controller.eval()
+
+    def _check_one_task(self) -> None:
+        """Raise UserError where each of several tasks has its own files."""
+        names = ", ".join(self.settings.worlds) if self.folder.config.exists() else ""
+        if names:
+            raise UserError(f"{self.path}: has a folder for each of its tasks: {names}. Take one")
+
+    def _text(self, path: Path, otherwise: str = "") -> str:
+        """What the file holds; without it nothing, or UserError with the reason `otherwise`."""
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+        self._check_one_task()
+        if otherwise:
+            raise UserError(f"{self.path}: there is no {path.name}: {otherwise}")
+        return ""
+
+
+def open_run(path: str | PathLike[str]) -> RecordedRun:
+    """The run in a folder; raises UserError where there is none."""
+    folder = RunFolder(Path(path).expanduser().resolve())
+    if not folder.config.is_file():
+        problem = f"is not the folder of a run: there is no {folder.config.name} in it"
+        raise UserError(f"{one_line(path)}: {problem}")
+    return RecordedRun(folder.path)
+
+
+def train(
+    experiment: str = "",
+    overrides: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    *,
+    verbose: int = 1,
+) -> RecordedRun:
+    """Train as `esper-train +experiment=... overrides...` does, and return the run.
+
+    callbacks: called at the start of the run, after every round and at its end; see Callback.
+    verbose: what the console shows: 0 nothing, 1 progress, messages and the final table, 2 debug
+    messages too. log.txt in the folder of the run has all of them.
+
+    A caller's own use of Hydra and of torch's threads is left as it is. An interrupt (Ctrl-C, or
+    the stop button of a notebook) ends the run with a checkpoint and a KeyboardInterrupt that says
+    how to go on. Raises UserError for settings that cannot work, RunMemoryError where memory ran
+    out, and IncompleteError, with everything played, where something could not be written.
+    """
+    check(verbose in (0, 1, 2), "verbose", verbose, "0, 1 or 2")
+    changes = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
+    settings = compose_settings(experiment, overrides)
+    folder = make_run_folder(settings, settings.run_dir)
+    try:
+        train_in_folder(folder, settings, changes, callbacks, verbose)
+    except Interrupted as stop:
+        if stop.number != SIGINT:
+            raise
+        raise KeyboardInterrupt(f"{stop}. Go on with resume={folder.path}") from None
+    return RecordedRun(folder.path)
+
+
+def train_in_folder(
+    folder: RunFolder,
+    settings: TrainConfig,
+    overrides: Sequence[str],
+    callbacks: Sequence[Callback] = (),
+    verbose: int = 1,
+) -> None:
+    """`train` by settings, which the `overrides` made, in a folder of `make_run_folder`."""
+    threads = torch.get_num_threads()
+    try:
+        with session(folder, verbose) as opened, quiet_warnings():
+            train_in_session(opened, settings, begin_run(opened, settings, overrides), callbacks)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,100 @@
+"""What surrounds a run: what its log says at the end, what could not be written, who reads it."""
+
+import io
+import os
+import re
+import signal
+import sys
+import time
+from logging import StreamHandler, getLogger
+from pathlib import Path
+
+import pytest
+
+from esper_soa.system.console import null_stream
+from esper_soa.system.errors import PrunedError, RankLostError, UserError
+from esper_soa.system.files import LOGGER, IncompleteError
+from esper_soa.system.signals import Interrupted
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.session import session
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def logged(folder: RunFolder) -> list[str]:
+    """The lines of the log, without times."""
+    return [re.sub(r"^\S+ \S+ ", "", line) for line in folder.log.read_text().splitlines()]
+
+
+def test_the_log_has_the_error_that_ended_a_run(folder: RunFolder) -> None:
+    with pytest.raises(ValueError, match="of the program"), session(folder):
+        raise ValueError("of the program")
+    log = folder.log.read_text()
+    assert " DEBUG ended by an error\nTraceback (most recent call last):\n" in log
+    assert log.endswith("\nValueError: of the program\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(IncompleteError("a is missing"), Interrupted(signal.SIGTERM), PrunedError(2, 12.5)),
+        *(RankLostError("rank 1 has ended"), UserError("a=1: must be 2")),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_end_that_is_no_fault_of_the_program_is_a_line_of_the_log(
+    folder: RunFolder, error: Exception
+) -> None:
+    for _ in range(2):
+        with pytest.raises(type(error)), session(folder):
+            raise error
+    # a refusal leaves a folder in which a run has begun as it is
+    assert logged(folder) == [f"DEBUG ended: {error}"] * (1 if isinstance(error, UserError) else 2)
+
+
+def test_lines_wait_until_the_log_has_room_and_no_other_logger_hears_them(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_the_caller = StreamHandler(io.StringIO())
+    monkeypatch.setattr(getLogger(), "handlers", [of_the_caller])
+    folder.log.mkdir()
+    with session(folder, verbose=0) as opened:
+        assert 0 <= time.monotonic() - opened.begin < 60
+        LOGGER.warning("first")
+        assert str(opened.write_errors) == "log.txt could not be written (Is a directory)"
+        folder.log.rmdir()
+        LOGGER.debug("second")
+        assert str(opened.write_errors) == ""
+    assert logged(folder) == ["WARNING first", "DEBUG second"]
+    assert of_the_caller.stream.getvalue() == ""
+    if Path("/proc/self/fd").exists():
+        names = {os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()}
+        assert str(folder.log.resolve()) not in names
+
+
+def test_a_part_of_the_work_has_a_folder_below_and_its_failures_count(folder: RunFolder) -> None:
+    (folder.path / "task").mkdir()  # of a run that goes on
+    with session(folder, verbose=0) as opened:
+        part = opened.within("task")
+        assert (part.part, part.folder) == ("task", RunFolder(folder.path / "task"))
+        assert (part.log, part.claim) == (opened.log, opened.claim)
+        assert opened.within("new").folder.path.is_dir()
+        part.write_errors.note("a", "full")
+        with pytest.raises(IncompleteError) as caught:
+            opened.finish()
+    assert str(caught.value) == f"{folder.path}: task/a could not be written (full)"
+    assert opened.claim is not None
+
+
+def test_that_nobody_reads_any_more_is_said_once_at_the_end_at_the_latest(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", null_stream("Broken pipe"))
+    with session(folder) as opened:
+        opened.finish()
+        opened.finish()
+    told = "WARNING console  is gone (Broken pipe): the log alone has what is said"
+    assert logged(folder) == [told]

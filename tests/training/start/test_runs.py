@@ -1,0 +1,461 @@
+"""The package from Python: a run in one call, what comes out, and a caller's process left alone."""
+
+import io
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from omegaconf import OmegaConf
+from omegaconf.basecontainer import BaseContainer
+from rich.console import Console
+from tiny_runs import log_of, signal_at
+
+import esper_soa
+from esper_soa.config.compose import compose_settings
+from esper_soa.env.env import Env
+from esper_soa.grown.module_files import digest
+from esper_soa.nets.model.host import host_shape
+from esper_soa.runtime.device import choose_env_chunk, layout_in_words
+from esper_soa.state import Action
+from esper_soa.system.errors import UserError
+from esper_soa.system.versions import package_versions
+from esper_soa.training.files.checkpoint import load_checkpoint
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.collect import Player, Round, play_round
+from esper_soa.training.results.progress import Progress
+from esper_soa.vocabulary import HEAD_NAMES
+
+CPU = torch.device("cpu")
+# The policy learns fast, so that another one would play otherwise.
+TINY = shlex.split(
+    "policy.ppo.lr=0.05 policy.ppo.target_kl=0 rounds=3 steps=8 envs=3 train_samples=16 "
+    "val_samples=8 data.synthetic_train=32 data.synthetic_test=16 compute.threads=1 "
+    "compute.workers=1 compute.engine=torch telemetry.progress=off control=none "
+    "checkpoint_every=1 checkpoint_keep=9 lifecycle=auto_forward gates.min_gradient_health=0 "
+    "gates.min_blending_steps=1 policy.network.hidden=16 policy.network.features=16"
+)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> esper_soa.RecordedRun:
+    return esper_soa.train("smoke", [*TINY, f"run_dir={tmp_path_factory.mktemp('run') / 'run'}"])
+
+
+def test_a_run_in_one_call_and_its_best_host(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
+    assert done.path.name == "run"
+    assert done.summary["rounds"] == 3
+    assert [line["round"] for line in done.metrics()] == [1, 2, 3]
+    net = done.export()
+    best = max(line["accuracy"] for line in done.episodes())
+    assert (net.spec["validation_accuracy"], net.spec["chosen_by"]) == (best, "validation_accuracy")
+    assert net(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    esper_soa.save(net, tmp_path / "host.safetensors")
+    again = esper_soa.load(tmp_path / "host.safetensors")
+    assert digest(again.state_dict()) == digest(net.state_dict())
+    assert again.spec == net.spec
+    assert done.evaluate(again).accuracy == net.spec["test_accuracy"]
+    last = [line["accuracy"] for line in done.episodes() if line["round"] == 3]
+    assert [done.export(env).spec["validation_accuracy"] for env in range(3)] == last
+    asked = ["+experiment=smoke", *TINY, f"run_dir={done.path}"]
+    assert (done.path / "overrides.txt").read_text().splitlines() == asked
+    assert done.tasks == {"cifar_impaired": done}
+
+
+def test_the_log_tells_data_hosts_policy_and_what_computes_them(
+    done: esper_soa.RecordedRun,
+) -> None:
+    told = log_of(done.path)
+    host = host_shape(done.settings.task, ()).parameters.total
+    chunk = choose_env_chunk(0, 3, 8, CPU)  # by the cores of this machine
+    assert told.pop() == f"INFO files    {done.path}"
+    assert all(line.startswith("DEBUG ") for line in told[10:])  # of the table
+    versions = json.loads((done.path / "versions.json").read_text())
+    assert told.pop(8) == f"DEBUG state    kernels of the env state: {versions['state']}"
+    assert {"data", "kernels", "graphs"} < versions.keys()
+    assert told.pop(3).startswith("INFO memory   at least ")
+    assert told[:8] == [
+        "INFO data     synthetic images, asked for by data.name: 32 training, 16 validation and 16 "
+        "test images.",
+        f"INFO hosts    3 x cifar_impaired, {host} parameters, slots r0c0, r0c1, r0c2; 3 rounds of "
+        "8 env-steps",
+        f"INFO policy   ppo, reward shaped, on {done.summary['device']}",
+        "DEBUG work     T=16 training and V=8 validation images of every host per env-step, in "
+        "batches of 16",
+        f"DEBUG compute  {layout_in_words(CPU, 1, chunk)}",
+        "DEBUG numbers  hosts compute in float32: fastest on cpu for networks of few channels",
+        "DEBUG kernels  plain torch (compute.engine=torch)",
+        "DEBUG graphs   no CUDA graphs (compute.cuda_graphs=auto on cpu)",
+    ]
+
+
+def test_a_run_is_opened_by_its_folder(
+    done: esper_soa.RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(done.path.parent)
+    monkeypatch.setenv("HOME", str(done.path.parent))
+    assert esper_soa.open_run("~/run").path == done.path
+    opened = esper_soa.open_run("run")
+    assert opened.path == done.path
+    assert opened.summary == done.summary
+    assert opened.export(2).spec["env"] == 2
+
+
+def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun) -> None:
+    (written,) = done.folder.network_files("best")[-1:]
+    for net in (done.export(), done.export(1), esper_soa.load(written)):
+        found = done.evaluate(net.train(), "validation")
+        assert net.training
+        assert found.accuracy == net.spec["validation_accuracy"]
+        assert found.loss == pytest.approx(net.spec["validation_loss"], abs=1e-5)
+        images, labels = done.images("test")
+        right = int((net.eval()(images).argmax(1) == labels).sum())
+        assert done.evaluate(net).accuracy == net.spec["test_accuracy"] == 100.0 * right / 16
+        assert (net.spec["test_images"], net.spec["validation_images"]) == (16, 8)
+    images, labels = done.images()
+    assert (images.shape, labels.shape) == ((8, 3, 32, 32), (8,))
+    assert [len(done.samples(split)[1]) for split in ("train", "test")] == [32, 16]
+    assert done.samples("test")[0].min() >= 0
+    assert done.samples("test")[0].max() <= 1
+    with pytest.raises(UserError, match=r"^split=val: must be train or validation or test\.$"):
+        done.samples("val")
+
+
+def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_path: Path) -> None:
+    own = ["rounds=1", "data.split=true", "batch_size=4", "policy=random", f"run_dir={tmp_path}/r"]
+    own += ["policy.ppo.minibatches=4"]
+    run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
+    assert "WARNING" not in run.folder.log.read_text()
+    for env in range(3):
+        net = run.export(env)
+        found = run.evaluate(net, "validation").accuracy
+        assert found == net.spec["validation_accuracy"]
+    every = torch.cat([run.images(env=env)[1] for env in range(3)])
+    assert sorted(every.tolist()) == sorted(run.images("test")[1].tolist())  # of the same classes
+
+
+def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) -> None:
+    if find_spec("pandas") is None:
+        with pytest.raises(UserError, match=r"^steps: needs pandas\. Install esper-soa\[pandas\]$"):
+            done.steps()
+        return
+    frame = done.steps()
+    assert len(frame) == 3 * 8 * 3
+    assert frame["round"].tolist() == [number for number in (1, 2, 3) for _ in range(24)]
+    assert frame["step"].tolist() == [step for step in range(1, 9) for _ in range(3)] * 3
+    ends = frame[frame["step"] == frame["step"].max()]
+    told = [line["accuracy"] for line in done.episodes()]
+    assert ends.sort_values(["round", "env"])["accuracy"].tolist() == told
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_the_console_shows_as_much_as_is_asked_for_and_the_log_all(
+    verbose: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = ["rounds=1", "steps=2", "policy=wait", "report=false", f"run_dir={tmp_path / 'run'}"]
+    with pytest.raises(UserError, match=r"^verbose=3: must be 0, 1 or 2\.$"):
+        esper_soa.train("smoke", [*TINY, *tiny], verbose=3)
+    run = esper_soa.train("smoke", [*TINY, *tiny], verbose=verbose)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for words, least in (("accuracy, best host (%)", 1), ("hosts    3 x", 1), ("work     T=", 2)):
+        assert printed.out.count(words) == (verbose >= least)
+    assert bool(printed.out) == (verbose > 0)
+    log = (run.path / "log.txt").read_text()
+    assert "hosts    " in log
+    assert "accuracy, best host (%)" in log
+
+
+def test_a_run_that_is_well_warns_of_nothing_but_of_minibatches_beyond_its_envs(
+    tmp_path: Path,
+) -> None:
+    logs = []
+    for minibatches in (2, 4):
+        own = ["rounds=2", "envs=2", f"policy.ppo.minibatches={minibatches}", "report=false"]
+        own += ["policy.ppo.lr=0.0003", f"run_dir={tmp_path / str(minibatches)}"]
+        run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
+        lines = (run.path / "log.txt").read_text().splitlines()
+        logs.append([line.partition(" WARNING ")[2] for line in lines if " WARNING " in line])
+    cap = "policy   policy.ppo.minibatches=4 is more than envs=2: one minibatch per env"
+    assert logs == [[], [cap]]
+
+
+def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
+    done: esper_soa.RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = done.export(1)
+    path = esper_soa.export(net, tmp_path / "new" / "folders" / "host.safetensors")
+    assert path == tmp_path / "new" / "folders" / "host.safetensors"
+    assert digest(esper_soa.load(path).state_dict()) == digest(net.state_dict())
+    monkeypatch.chdir(tmp_path)
+    assert esper_soa.export(net, "code", to="out") == Path("out", "host_1.py")
+    told = "a file ending in .safetensors, .pt2, .onnx, .py, or a format: safetensors, pt2, onnx, "
+    with pytest.raises(UserError, match=f"^target=host.h5: must be {told}code.$"):
+        esper_soa.export(net, "host.h5")
+    told = r"^a Linear is no grown network, as run\.export\(\) returns them$"
+    with pytest.raises(UserError, match=told):
+        esper_soa.export(torch.nn.Linear(1, 1), "host.pt2")
+
+
+def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^/.*: is not the folder of a run: there is no config\.yaml in it$"
+    ):
+        esper_soa.open_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    begun = esper_soa.open_run(tmp_path)
+    assert repr(begun) == f"RecordedRun('{tmp_path}')"
+    assert begun.metrics() == begun.episodes() == []
+    for ask, told in (
+        (
+            lambda: begun.summary,
+            (r"^/.*: there is no summary\.json: the run has not come to its end$"),
+        ),
+        (begun.export, "^env=best: /.* holds no such network; it is written once a round is done$"),
+        (
+            lambda: begun.export(0),
+            (
+                "^env=0: /.* holds no such network; it is written with every checkpoint and at "
+                "the end of the last round$"
+            ),
+        ),
+        (
+            begun.policy,
+            (
+                r"^policy=/.*: there is no checkpoint in this folder\. Give a checkpoint or a "
+                r"run folder$"
+            ),
+        ),
+        (
+            lambda: done.export("worst"),
+            (r"^env=worst: must be best, or the number of a host of the last round\.$"),
+        ),
+        (lambda: done.export(3), "env=3: must be 0 to 2"),
+        (
+            lambda: done.policy("none.pt"),
+            (r"^policy=/.*/run/none\.pt: there is no such file or folder$"),
+        ),
+        (lambda: esper_soa.train("nowhere"), "nowhere"),
+        (lambda: esper_soa.train("smoke", ["env=4"]), "env"),
+        (lambda: esper_soa.train("smoke", ["envs=0"]), r"^envs=0: must be in \[1, 1048576\]\.$"),
+        (
+            lambda: esper_soa.train("smoke", [f"run_dir={done.path}"]),
+            (
+                r"^run_dir=/.*/run: already holds the results of a run \(metrics\.jsonl, "
+                r"episodes\.jsonl, summary\.json, best\.pt, networks, "
+                r"checkpoint_000001\.pt, checkpoint_000002\.pt, checkpoint_000003\.pt\)\. "
+                r"Choose another folder, or go on with resume=auto\.$"
+            ),
+        ),
+    ):
+        with pytest.raises(UserError, match=told):
+            ask()
+
+
+def test_what_is_another_thing_than_a_run_left_is_said(
+    done: esper_soa.RecordedRun, tmp_path: Path
+) -> None:
+    changed = esper_soa.RecordedRun(tmp_path)
+    shutil.copy(done.path / "config.yaml", tmp_path)
+    (tmp_path / "versions.json").write_text('{"data": {"identity": "of other images"}}')
+    (tmp_path / "networks").mkdir()
+    shutil.copy(done.folder.network_files("hosts")[-1], tmp_path / "networks")
+    assert changed.export(0).spec["test_accuracy"] is None
+    policy = tmp_path / "networks" / "best_000001.safetensors"
+    esper_soa.save(done.policy(), policy)
+    for ask, told in (
+        (
+            changed.samples,
+            f"{tmp_path}: its images are not there any more: synthetic images, asked for by "
+            "data.name: 32 training, 16 validation and 16 test images.",
+        ),
+        (
+            changed.steps,
+            f"{tmp_path}: there is no table of env-steps: the run had telemetry.level=off or "
+            "rounds, or no round is done",
+        ),
+        (changed.export, f"{policy}: holds no network"),
+    ):
+        with pytest.raises(UserError) as caught:
+            ask()
+        assert str(caught.value) == told
+
+
+# --- the policy
+
+
+@pytest.mark.parametrize("way", ["agent", "inside"])
+def test_the_policy_plays_the_next_round_exactly_as_the_run_did(
+    done: esper_soa.RecordedRun, tmp_path: Path, way: str
+) -> None:
+    esper_soa.save(done.policy("checkpoint_000002.pt"), tmp_path / "policy.safetensors")
+    module = esper_soa.load(tmp_path / "policy.safetensors")
+    assert isinstance(module, esper_soa.Controller)
+    assert module.spec["rounds"] == 2
+    saved: dict = dict(load_checkpoint(done.path / "checkpoint_000002.pt", torch.device("cpu")))
+    assert digest(module.policy.state_dict()) == digest(saved["learner"]["policy"])
+    world = build_world(compose_settings("smoke", TINY), torch.device("cpu"))
+    if way == "agent":
+        progress = Progress(24, Console(file=io.StringIO()), "off")
+        result, _ = play_round(world, Player(module, None), Round(2, progress))
+        accuracies = result.accuracies
+        rewards = result.rewards
+    else:
+        env = Env(world)
+        seen = env.reset(2)
+        while seen is not None:
+            view = seen.view
+            masks = {name: view.masks.get(name) for name in view.masks.keys()}  # noqa: SIM118 - of a record
+            chosen = module(
+                view.observation.features,
+                view.observation.blueprints,
+                masks,
+                view.noise,
+                seen.restarted,
+            )
+            action = Action.from_dict({name: chosen[name] for name in HEAD_NAMES}, batch_size=[3])
+            _, seen = env.step(action)
+        accuracies = env.state.signals.val_accuracy.tolist()
+        rewards = env.state.totals.reward.tolist()
+    told = [line for line in done.episodes() if line["round"] == 3]
+    assert accuracies == [line["accuracy"] for line in told]
+    assert rewards == [line["reward"] for line in told]
+    assert any(line["seeds"]["germinated"] for line in told)
+
+
+def test_the_policies_of_a_run_are_by_name(done: esper_soa.RecordedRun) -> None:
+    random = torch.get_rng_state()
+    newest = done.policy()
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not newest.training
+    data = json.loads(done.folder.versions.read_text())["data"]
+    facts = {
+        "task": "cifar_impaired",
+        "rounds": 3,
+        "seed": done.settings.seed,
+        "data": {name: data[name] for name in ("name", "source", "identity")},
+        "version": package_versions()["esper-soa"],
+    }
+    assert newest.spec | facts == newest.spec
+    with pytest.raises(UserError, match=r"^task=other: must be one of cifar_impaired\.$"):
+        done.policy(task="other")
+    assert digest(newest.state_dict()) == digest(done.policy("checkpoint_000003.pt").state_dict())
+    assert done.policy("best").spec["rounds"] < 3
+
+
+# --- a caller's process
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[Path]:
+    """A folder of somebody's own configuration, and a resolver of the name of one of Hydra's."""
+    (tmp_path / "theirs.yaml").write_text("size: 3\nname: ${now:x}\n")
+    before = dict(BaseContainer._resolvers)
+    yield tmp_path
+    BaseContainer._resolvers = before
+
+
+def state_of_hydra() -> list[dict]:
+    store = ConfigStore.instance()
+    parts = (Singleton._instances, store.repo, vars(store), BaseContainer._resolvers)
+    return [dict(part) for part in parts]
+
+
+def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> None:
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node={"mine": 1})
+    torch.set_num_threads(2)
+    with initialize_config_dir(str(others), version_base="1.3"):
+        OmegaConf.register_new_resolver("now", lambda pattern: "theirs", replace=True)
+        hydra = GlobalHydra.instance().hydra
+        before = state_of_hydra()
+        run = esper_soa.train(
+            "smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={others / 'run'}"]
+        )
+        after = state_of_hydra()
+        for mine, its in zip(before, after, strict=True):
+            assert {name: its[name] for name in mine} == mine
+        assert HydraConfig in before[0] or HydraConfig not in after[0]
+        assert GlobalHydra.instance().hydra is hydra
+        composed = compose("theirs", ["size=4"])
+        assert (composed.size, composed.name) == (4, "theirs")
+    assert torch.get_num_threads() == 2
+    assert run.summary["rounds"] == 1
+    with pytest.raises(UserError, match=r"^policy=random: must be one that learns, as ppo does\.$"):
+        run.policy()
+    store.repo.pop("train_schema.yaml")
+
+
+FIRST = """
+import esper_soa, sys
+assert "torch" not in sys.modules and "hydra" not in sys.modules
+assert set(esper_soa.__all__) <= set(dir(esper_soa))
+{imports}
+from hydra.core.global_hydra import GlobalHydra
+run = esper_soa.train("smoke", {overrides})
+assert not GlobalHydra().is_initialized()
+from hydra import compose, initialize_config_dir
+with initialize_config_dir({folder!r}, version_base="1.3"):
+    assert compose("theirs").size == 3
+print(run.summary["rounds"])
+"""
+
+
+def test_type_checkers_read_the_public_names_that_there_are() -> None:
+    source = Path(esper_soa.__file__).read_text()
+    imports = re.findall(r"^ *from esper_soa\.(\S+) import (\w+) as", source, re.MULTILINE)
+    assert {name: module for module, name in imports} == esper_soa.HOMES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imports", ["", "from esper_soa import train, load"])
+def test_in_a_fresh_process_whichever_name_is_imported_first(others: Path, imports: str) -> None:
+    (others / "theirs.yaml").write_text("size: 3\n")
+    overrides = [*TINY, "rounds=1", "steps=2", "envs=1", "policy=wait", "run_dir=run"]
+    program = FIRST.format(imports=imports, overrides=overrides, folder=str(others))
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=others, capture_output=True, text=True, timeout=250
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines()[-1] == "1"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'esper_soa' has no attribute 'trian'"):
+        esper_soa.trian  # noqa: B018
+
+
+def test_an_interrupt_ends_in_a_checkpoint_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: esper_soa.RecordedRun
+) -> None:
+    place = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        signal_at(patch, signal.SIGINT, report=12)  # in the second round
+        before = signal.getsignal(signal.SIGINT)  # ignored where the tests run in the background
+        with pytest.raises(
+            KeyboardInterrupt, match=f"stopped by SIGINT. Go on with resume={place}"
+        ):
+            esper_soa.train("smoke", [*TINY, f"run_dir={place}"])
+    assert signal.getsignal(signal.SIGINT) is before
+    stopped = esper_soa.open_run(place)
+    assert len(stopped.metrics()) == 1
+    assert stopped.export().spec["round"] == 1
+    went_on = esper_soa.train("smoke", [*TINY, f"resume={place}"])
+    assert went_on.path == stopped.path
+    assert went_on.episodes() == done.episodes()
+    assert digest(went_on.export().state_dict()) == digest(done.export().state_dict())
+    assert json.loads(RunFolder(place).summary.read_text()) == went_on.summary
