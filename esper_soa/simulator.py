@@ -106,9 +106,15 @@ class Simulator:
 
         illegal: "raise" or "wait"; see `make`. Raises UserError for what does not fit together.
         """
-        check(illegal in ILLEGAL, "illegal", illegal, " or ".join(ILLEGAL))
+        check(illegal in ILLEGAL, "illegal", illegal, allowed=" or ".join(ILLEGAL))
         remedy = "Make a simulator of each."
-        check(not settings.worlds, "tasks", settings.tasks, "a single task here", remedy)
+        check(
+            not settings.worlds,
+            "tasks",
+            settings.tasks,
+            allowed="a single task here",
+            remedy=remedy,
+        )
         self.settings = settings
         self.strict = illegal == "raise"
         self.device = resolve_device(settings.device)
@@ -125,7 +131,7 @@ class Simulator:
 
     def _build(self, seed: int) -> None:
         with memory_errors(UserError):
-            self.world = build_world(self.settings, self.device, seed, self._images)
+            self.world = build_world(self.settings, self.device, seed, data=self._images)
         self._images = self.world.data
         self.env = Env(self.world)
         legal = self.world.rules.blueprints
@@ -187,7 +193,7 @@ class Simulator:
         if self._observed is None:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
         observed = self._observed
-        choices = actions.read_action(action, self.num_envs, self.joint, self.names)
+        choices = actions.read_action(action, self.num_envs, self.joint, names=self.names)
         legal, illegal = actions.check_action(choices, observed.view.masks, self.strict)
         result, after = self._play(observed, legal)
         panic = observed.view.state.guard.panic
@@ -261,7 +267,14 @@ class Simulator:
     def _info(self, view: View, restarted: Tensor) -> Info:
         legal = torch.zeros_like(restarted)
         accuracy = view.state.signals.val_accuracy
-        return Info(view.masks, accuracy, legal, restarted, self.world.round, self.env.step_number)
+        return Info(
+            view.masks,
+            accuracy,
+            legal,
+            restarted=restarted,
+            round=self.world.round,
+            env_step=self.env.step_number,
+        )
 
 
 def make(
@@ -293,7 +306,7 @@ def make(
     composed = play_settings(experiment, [*data_overrides, *overrides], settings)
     if isinstance(policy, str):
         composed = with_policy(composed, policy)
-    return Simulator(composed, None if isinstance(policy, str) else policy, data, illegal)
+    return Simulator(composed, None if isinstance(policy, str) else policy, data, illegal=illegal)
 
 
 def play_settings(

@@ -146,12 +146,19 @@ MOVING = (Op.SET_ALPHA_TARGET, Op.PRUNE)
 HEADS = (
     Head("slot", 0, (Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)),
     Head("blueprint", Blueprint.NOOP, (Op.GERMINATE,)),
-    Head("style", Style.SIGMOID_ADD, AIMING, STYLE_NAMES, fixed=True),
-    Head("tempo", 1, (Op.GERMINATE,), ("fast", "standard", "slow"), TEMPO_STEPS),
-    Head("alpha_target", 2, AIMING, ("half", "seventy", "full"), ALPHA_TARGETS, fixed=True),
-    Head("alpha_speed", 0, MOVING, ("instant", "fast", "medium", "slow"), SPEED_STEPS),
-    Head("alpha_curve", 0, MOVING, CURVE_NAMES),
-    Head("op", Op.WAIT, tuple(range(len(OP_NAMES))), OP_NAMES),
+    Head("style", Style.SIGMOID_ADD, AIMING, names=STYLE_NAMES, fixed=True),
+    Head("tempo", 1, (Op.GERMINATE,), names=("fast", "standard", "slow"), values=TEMPO_STEPS),
+    Head(
+        "alpha_target",
+        2,
+        AIMING,
+        names=("half", "seventy", "full"),
+        values=ALPHA_TARGETS,
+        fixed=True,
+    ),
+    Head("alpha_speed", 0, MOVING, names=("instant", "fast", "medium", "slow"), values=SPEED_STEPS),
+    Head("alpha_curve", 0, MOVING, names=CURVE_NAMES),
+    Head("op", Op.WAIT, tuple(range(len(OP_NAMES))), names=OP_NAMES),
 )
 DETAIL_HEADS = tuple(head for head in HEADS if head.name not in ("slot", "op"))
 HEAD_NAMES = tuple(head.name for head in HEADS)

@@ -53,14 +53,20 @@ class FlatEnvs:
         not. Such an action becomes WAIT. Joint actions have no such combinations. sim: one with
         illegal="wait", as agents of other libraries choose illegal actions.
         """
-        check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
+        check(actions in ACTIONS, "actions", actions, allowed=" or ".join(ACTIONS))
         early = sim.settings.early_stop
         given = f"(patience={early.patience}, rollbacks={early.rollbacks})"
         allowed = f"off in environments of other libraries with {sim.num_envs} envs"
         reason = "There an env that has ended begins anew at once and alone, and the hosts of a"
         reason += " simulator all begin together. Take one env, or several of one in the"
         reason += " library's own vector env."
-        check(not early.enabled or sim.num_envs == 1, "early_stop", given, allowed, reason)
+        check(
+            not early.enabled or sim.num_envs == 1,
+            "early_stop",
+            given,
+            allowed=allowed,
+            remedy=reason,
+        )
         self.sim = sim
         self.joint = actions == "joint"
         self.codes = sim.world.rules.blueprints.nonzero().flatten()

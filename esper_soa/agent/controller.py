@@ -35,7 +35,7 @@ class Controller(nn.Module):
         config = PolicyConfig(network=network, deterministic=spec["deterministic"], ppo=ppo)
         config.observe = [name for name in spec["features"] if name in ENV_SETTINGS]
         slots = [SlotSpec(**slot) for slot in spec["slots"]]
-        self.policy = RecurrentPolicy(config, slots, 0, spec["heads"]["blueprint"])
+        self.policy = RecurrentPolicy(config, slots, 0, num_blueprints=spec["heads"]["blueprint"])
         self.memory: Memory = ()  # of the envs that it plays in; empty before the first env-step
 
     @property

@@ -94,8 +94,8 @@ def total_loss(
     both = [(one.log_probs, batch.rows.log_probs) for one, batch in parts]
     log_ratios = [losses.clamped_log_ratio(*pair) for pair in both]
     own = [
-        policy_means(evaluation, log_ratio, batch, config.clip_ratio)
-        | critic_means(evaluation, batch, config, torch.ones_like(batch.rows.valid))
+        policy_means(evaluation, log_ratio, batch, clip=config.clip_ratio)
+        | critic_means(evaluation, batch, config, known=torch.ones_like(batch.rows.valid))
         | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
         for (evaluation, batch), log_ratio in zip(parts, log_ratios, strict=True)
     ]
@@ -141,12 +141,12 @@ def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: 
     free = (rows.valid & ~rows.forced).unsqueeze(-1)
     decided = relevant & free & open_heads(rows.masks, rows.action.op)
     return {
-        "surrogate": losses.surrogate(log_ratio, batch.advantages, relevant & free, clip),
+        "surrogate": losses.surrogate(log_ratio, batch.advantages, relevant & free, clip=clip),
         "entropy": losses.mean_where(evaluation.entropies, relevant & free),
         "available": losses.mean_where(evaluation.entropies, available_heads(rows.masks.op) & free),
         "decided": losses.mean_where(evaluation.entropies, decided),
         "head_share": losses.head_share(decided, rows.valid),
-    } | losses.ratio_means(log_ratio.detach(), relevant, rows.valid, clip)
+    } | losses.ratio_means(log_ratio.detach(), relevant, rows.valid, clip=clip)
 
 
 def imitation_loss(
@@ -161,7 +161,7 @@ def imitation_loss(
     """
     own = [
         agreement_means(one, batch.rows)
-        | critic_means(one, batch, config, batch.rows.action.op == batch.rows.effective_op)
+        | critic_means(one, batch, config, known=batch.rows.action.op == batch.rows.effective_op)
         | diagnostics.memory_means(one.hidden, one.cell, batch.rows.valid)
         for one, batch in parts
     ]

@@ -212,7 +212,7 @@ class RecurrentPolicy(nn.Module):
             for _, slots, valid in parts
         ]
         env, slot = (
-            normalize.update_observation(before, seen, momentum, reduction)
+            normalize.update_observation(before, seen, momentum, reduction=reduction)
             for before, seen in zip(self._part_moments(), (env_rows, slot_rows), strict=True)
         )
         mean = torch.cat([env.mean, slot.mean])

@@ -183,7 +183,7 @@ class Learner:
             "value_scale": new_scale,
             "reward_scale": reward_scale,
         }
-        summary |= diagnostics.calibration(values, returns, valid, reward_scale)
+        summary |= diagnostics.calibration(values, returns, valid, unit=reward_scale)
         summary |= diagnostics.spread("advantage", advantages, valid)
         summary |= diagnostics.action_shares(all_rows)
         sizes = [parts[0].shape[1] for parts in each]
@@ -201,7 +201,7 @@ class Learner:
         columns = []
         for before, size in zip(accumulate([0, *sizes[:-1]]), sizes, strict=True):
             envs = before + torch.arange(size)
-            keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs)
+            keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs=envs)
             order = uniform(keys, torch.zeros_like(envs), torch.float64).argsort()
             parts = [self.reduction.local_envs(part) for part in order.tensor_split(count)]
             own = before + torch.cat(parts).to(self.device, non_blocking=True)
@@ -211,7 +211,7 @@ class Learner:
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
         """Uniform float32 [T, n, H / 2] for dropout of these envs; each env has its own numbers."""
         units = self.policy.lstm.hidden // 2
-        keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)
+        keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs=envs)
         counters = torch.arange(len(rollout.rows) * units, device=self.device).reshape(-1, 1, units)
         return uniform(keys.reshape(1, -1, 1), counters)
 
@@ -236,7 +236,7 @@ class Learner:
         given = zip(self.policies, parts, starts, strict=True)
         with full_precision():
             evaluations = [
-                (evaluate(policy, batch.rows, at, noise, self.workers), batch)
+                (evaluate(policy, batch.rows, at, noise=noise, workers=self.workers), batch)
                 for policy, (batch, noise), at in given
             ]
             loss, metrics = plan.loss(evaluations, self.config, weights, reduction=self.reduction)

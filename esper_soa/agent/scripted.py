@@ -33,7 +33,13 @@ def scripted_policy(cfg: PolicyConfig, blueprints: Sequence[str]) -> Agent:
         "heuristic": partial(HeuristicPolicy, cfg.heuristic, blueprints),
     }
     allowed = "random, wait, schedule or heuristic"
-    check(cfg.name in policies, "policy.name", cfg.name, allowed, "It is not a scripted policy.")
+    check(
+        cfg.name in policies,
+        "policy.name",
+        cfg.name,
+        allowed=allowed,
+        remedy="It is not a scripted policy.",
+    )
     return policies[cfg.name]()
 
 
@@ -142,13 +148,13 @@ class HeuristicPolicy:
         """The initial HeuristicMemory."""
         zeros = torch.zeros(num_envs, dtype=torch.int64, device=device)
         penalties = torch.zeros(num_envs, len(self.names), dtype=torch.float64, device=device)
-        return HeuristicMemory(zeros, penalties, zeros + NEVER, zeros)
+        return HeuristicMemory(zeros, penalties, zeros + NEVER, last_decay=zeros)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The wanted action; where it is masked, WAIT, and the memory is only decayed."""
         state = view.state
         decayed = decay_penalties(HeuristicMemory(*memory), state.signals.step, self.cfg)
-        wish, after = heuristic_choice(state, decayed, self.cfg, self.names)
+        wish, after = heuristic_choice(state, decayed, self.cfg, names=self.names)
         slot = torch.where(wish.op == Op.GERMINATE, first_choice(state.slots.empty), wish.slot)
         action, legal = obey(seed_action(wish.op, slot, wish.blueprint), view.masks)
         return as_decision(action), HeuristicMemory(*restart(decayed, after, legal))

@@ -64,11 +64,11 @@ def user_agent(reference: str, setting: str, environment: AgentContext) -> Check
     """The agent `module:name` that `setting` names, watched; SettingError where there is none."""
     part = find(AGENT, reference, setting)
     allowed = "called without an argument or with the AgentContext"
-    check(num_required(part) <= 1, setting, reference, allowed, "It wants more.")
+    check(num_required(part) <= 1, setting, reference, allowed=allowed, remedy="It wants more.")
     agent = make_agent(part, environment)
     missing = " and no ".join(name for name in ("start", "act") if not hasattr(agent, name))
     problem = f"What it gives, a {type(agent).__name__}, has no {missing}."
-    check(not missing, setting, reference, "a factory of agents", problem)
+    check(not missing, setting, reference, allowed="a factory of agents", remedy=problem)
     return CheckedAgent(f"{setting}={reference}", agent)
 
 

@@ -55,13 +55,13 @@ def _per_head(
 class PPOConfig(Settings, path="policy.ppo."):
     """Proximal policy optimisation with one factored categorical per head."""
 
-    lr: float = number(3e-4, 0, 1000, "(]")  # of Adam
-    adam_eps: float = number(1e-5, 0, 1, "(]")  # added to the root of its second moment
-    gamma: float = number(0.995, 0, 1, "(]")  # discount per env-step
+    lr: float = number(3e-4, 0, 1000, ends="(]")  # of Adam
+    adam_eps: float = number(1e-5, 0, 1, ends="(]")  # added to the root of its second moment
+    gamma: float = number(0.995, 0, 1, ends="(]")  # discount per env-step
     gae_lambda: float = number(0.98, 0, 1)  # of generalised advantages
     epochs: int = number(4, 1, 10_000)  # passes over a round
     minibatches: int = number(1, 1, COUNT)  # in a pass, each of whole envs; at most one per env
-    clip_ratio: float = number(0.2, 0, 1, "(]")  # of new and old probabilities, either way
+    clip_ratio: float = number(0.2, 0, 1, ends="(]")  # of new and old probabilities, either way
     target_kl: float = number(0.015, 0, WEIGHT, note="0 = never")  # nats; epochs stop at 1.5 of it
     max_grad_norm: float = number(5.0, 0, WEIGHT, note="0 = no clipping")  # of all parameters
     entropy_coef: float = weight(0.05)  # at the start
@@ -70,26 +70,34 @@ class PPOConfig(Settings, path="policy.ppo."):
     # From start to end.
     entropy_anneal_rounds: int = number(0, 0, COUNT, note="0 = stays at entropy_coef")
     # Of entropy_coef, per head.
-    entropy_multiplier: dict[str, float] = table(_per_head(1.0, 1.0, 1.3, 1.2, 1.3, 1.2), 0, WEIGHT)
+    entropy_multiplier: dict[str, float] = table(
+        _per_head(1.0, 1.0, 1.3, style=1.2, tempo=1.3, others=1.2), 0, WEIGHT
+    )
     # Entropy in units of that of a uniform choice, below which it costs.
     entropy_floor: dict[str, float] = table(
-        _per_head(0.30, 0.15, 0.20, 0.15, 0.20, 0.10) | {"alpha_target": 0.10}, 0, 1
+        _per_head(0.30, 0.15, 0.20, style=0.15, tempo=0.20, others=0.10) | {"alpha_target": 0.10},
+        0,
+        1,
     )
     floor_penalty_rounds: int = number(100, 1, COUNT)  # over which the floor penalty is relaxed
     # What the floor costs.
     entropy_floor_penalty: dict[str, float] = table(_per_head(*[0.3, 0.1] * 3), 0, WEIGHT)
     # Of every legal choice; all of a head together at most 1.
-    probability_floor: dict[str, float] = table(_per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06), 0, 1)
+    probability_floor: dict[str, float] = table(
+        _per_head(0.15, 0.05, 0.12, style=0.08, tempo=0.12, others=0.06), 0, 1
+    )
     value_coef: float = weight(0.5)  # after the warm-up
     value_coef_start: float = weight(0.05)  # of the first update
     value_warmup_rounds: int = number(10, 0, COUNT)  # until value_coef
     contribution_coef: float = weight(0.05)  # of the auxiliary loss that predicts contributions
     contribution_warmup: int = number(1000, 0, COUNT)  # updates until it has full weight
-    contribution_clip: float = number(10.0, 0, WEIGHT, "(]")  # percent points, of its targets
+    contribution_clip: float = number(10.0, 0, WEIGHT, ends="(]")  # percent points, of its targets
     forced_value_weight: float = weight(0.2)  # in the value loss, of steps with WAIT alone legal
-    observation_momentum: float = number(0.99, 0, 1, "[)")  # of the running moments of features
-    observation_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
-    reward_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
+    observation_momentum: float = number(
+        0.99, 0, 1, ends="[)"
+    )  # of the running moments of features
+    observation_clip: float = number(10.0, 0, WEIGHT, ends="(]")  # standard deviations
+    reward_clip: float = number(10.0, 0, WEIGHT, ends="(]")  # standard deviations
 
 
 @dataclass
@@ -145,7 +153,7 @@ class ImitationConfig(Settings, path="policy.imitation."):
     # With the settings of policy.heuristic or policy.schedule.
     teacher: str = choice("heuristic", ("heuristic", "schedule"), own=AGENT)
     epochs: int = number(4, 1, 10_000)  # passes over such a round
-    lr: float = number(1e-3, 0, 1000, "(]")  # of Adam, which starts afresh with PPO
+    lr: float = number(1e-3, 0, 1000, ends="(]")  # of Adam, which starts afresh with PPO
 
 
 @dataclass

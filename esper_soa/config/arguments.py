@@ -96,7 +96,7 @@ def check_options(key: str, value: str, known: Sequence[str]) -> None:
         raise UserError(f"{key}={value}: must be added. Give +{key}={value}.")
     for name in re.findall(r"[\w-]+", value) if "{" not in value and ":" not in value else ():
         if name not in known:
-            raise SettingError(group, name, ", ".join(known), did_you_mean(name, known))
+            raise SettingError(group, name, ", ".join(known), remedy=did_you_mean(name, known))
 
 
 def check_key(key: str, settings: type, groups: Sequence[str] = ()) -> None:

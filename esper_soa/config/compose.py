@@ -67,18 +67,22 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> settings
     entries: each an option of the group `task` and settings of its own. Raises UserError.
     """
     given = next((one for one in overrides if _key(one) == "task"), "task=")
-    check(given == "task=", "task", given.partition("=")[2], f"left out with tasks={entries}")
+    check(
+        given == "task=", "task", given.partition("=")[2], allowed=f"left out with tasks={entries}"
+    )
     worlds: dict[str, settings.TrainConfig] = {}
     for entry in entries:
         option, *own = entry.split() or [""]
         for setting in own:
             allowed = f"without {setting}, which is a setting of the whole run"
-            check(_key(setting).split(".")[0] in settings.OF_A_TASK, "tasks", entry, allowed)
+            check(
+                _key(setting).split(".")[0] in settings.OF_A_TASK, "tasks", entry, allowed=allowed
+            )
         # of two overrides of a setting, Hydra takes the later one
         one = compose_settings("", [*overrides, f"task={option}", *own, "tasks=[]"])
         allowed = "tasks of different names"
         remedy = "Give one of them another, as in 'cifar_impaired task.name=other'."
-        check(one.task.name not in worlds, "tasks", entry, allowed, remedy)
+        check(one.task.name not in worlds, "tasks", entry, allowed=allowed, remedy=remedy)
         worlds[one.task.name] = one
     first = next(iter(worlds.values()))
     if len(worlds) == 1:

@@ -74,7 +74,7 @@ class LifecycleConfig(Settings, path="lifecycle."):
         super().__post_init__()
         remedy = "A seed in training must not disturb its host."
         includes_training = not self.detached_stages or "training" in self.detached_stages
-        self.require(includes_training, "detached_stages", "a list with 'training'", remedy)
+        self.require(includes_training, "detached_stages", "a list with 'training'", remedy=remedy)
 
     def detached_in(self, topology: str) -> tuple[int, ...]:
         """Stages (vocabulary.Stage) whose seeds send no gradient into a host of such features."""
@@ -140,7 +140,9 @@ class LossRewardConfig(Settings, path="reward.loss."):
     loss_delta_weight: float = signed(5.0)  # of the fall of the loss
     max_loss_delta: float = weight(5.0)  # most that one env-step counts, in typical changes
     regression_penalty_scale: float = weight(0.5)  # of a rise, relative to a fall
-    typical_loss_delta_std: float = number(0.05, 0, WEIGHT, "(]")  # one typical change of the loss
+    typical_loss_delta_std: float = number(
+        0.05, 0, WEIGHT, ends="(]"
+    )  # one typical change of the loss
     compute_rent_weight: EnvNumber = env_number(0.05, 0, WEIGHT)  # of the logarithm of the growth
     max_rent_penalty: float = weight(5.0)  # most rent of one env-step
     grace_steps: int = number(3, 0, COUNT)  # age of a seed, below which its host pays no rent
@@ -168,7 +170,7 @@ class AttributionConfig(Settings, path="attribution."):
         count = self.shapley_samples
         enough = count == 0 or (count >= MIN_SHAPLEY_SAMPLES and count % 2 == 0)
         allowed = f"0 or an even number of at least {MIN_SHAPLEY_SAMPLES}"
-        self.require(enough, "shapley_samples", allowed, "Orders come in pairs.")
+        self.require(enough, "shapley_samples", allowed, remedy="Orders come in pairs.")
 
 
 @dataclass
@@ -187,10 +189,10 @@ class RewardConfig(Settings, path="reward."):
     proxy_confidence_factor: float = number(0.3, 0, 1)  # of it, if only improvement is known
     # Of progress and contribution.
     attribution_formula: str = choice("harmonic", ("harmonic", "minimum"))
-    attribution_sigmoid_steepness: float = number(3.0, 0, WEIGHT, "(]")  # where all do harm
+    attribution_sigmoid_steepness: float = number(3.0, 0, WEIGHT, ends="(]")  # where all do harm
     improvement_safe_threshold: float = number(0.1, 0, 100)  # total gain that backs a contribution
     # Contribution over total gain that is suspect.
-    hacking_ratio_threshold: float = number(5.0, 0, WEIGHT, "(]")
+    hacking_ratio_threshold: float = number(5.0, 0, WEIGHT, ends="(]")
     # timing of germinations
     germination_warmup_steps: int = number(10, 0, COUNT)  # after which they earn all
     germination_discount_floor: float = number(0.4, 0, 1)  # share earned at the first env-step
@@ -257,7 +259,7 @@ class RewardConfig(Settings, path="reward."):
     sparse_reward_scale: float = signed(1.0)  # of a final score in [-1, 1]
     # drip: what fossils of basic and basic_plus are paid later
     drip_fraction: float = number(0.0, 0, 1)  # of the bonus; in basic_plus 0 becomes 0.7
-    max_drip_per_step: float = number(0.1, 0, WEIGHT, "(]")  # per fossil
+    max_drip_per_step: float = number(0.1, 0, WEIGHT, ends="(]")  # per fossil
     min_drip_steps: int = number(5, 1, COUNT)  # over which a pool is spread at least
     negative_drip_ratio: float = number(0.5, 0, 1)  # of max_drip_per_step, taken back at most
     # ablations
@@ -271,13 +273,13 @@ class RewardConfig(Settings, path="reward."):
         if "basic_plus" in self.modes and self.drip_fraction == 0.0:
             remedy = "Alone, basic_plus has 0.7 and basic has 0; envs side by side have the same."
             only_additive = "basic" not in self.modes
-            self.require(only_additive, "split", "given with a reward.drip_fraction", remedy)
+            self.require(only_additive, "split", "given with a reward.drip_fraction", remedy=remedy)
             self.drip_fraction = 0.7
         others = [mode for mode in self.modes if mode not in ("basic", "basic_plus")]
         setting = "reward.split" if self.split else "reward.mode"
         allowed = f"0 with {setting}={','.join(self.modes)}, as {', '.join(others)} pays no drip"
         remedy = f"Leave it out or use {setting}=basic_plus."
-        self.require(self.drip_fraction == 0 or not others, "drip_fraction", allowed, remedy)
+        self.require(self.drip_fraction == 0 or not others, "drip_fraction", allowed, remedy=remedy)
 
     @property
     def differing(self) -> tuple[str, ...]:

@@ -56,8 +56,8 @@ class TransformerConfig(Settings, path="task.transformer."):
     heads: int = number(2, 1, MAX_CHANNELS)  # of the attention in each layer
     context: int = number(64, 1, 65_536)  # T, tokens of a sequence
     segments: int = number(3, 1, 64)  # equal numbers of layers, with slot r0c{i} behind segment i
-    dropout: float = number(0.0, 0, 1, "[)")  # of embeddings, attention weights and layers
-    embedding_std: float = number(1.0, 0, 100, "(]")  # of the embeddings as they begin
+    dropout: float = number(0.0, 0, 1, ends="[)")  # of embeddings, attention weights and layers
+    embedding_std: float = number(1.0, 0, 100, ends="(]")  # of the embeddings as they begin
     logits_mib: int = number(64, 1, 65_536)  # MiB of logits per worker, pieces of the losses
 
     def __post_init__(self) -> None:
@@ -82,13 +82,15 @@ class TaskConfig(Settings, path="task."):
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
     num_classes: int = number(10, 2, 100_000)  # as the data has, or more; of a transformer tokens
     # Where EnvNumber stands, each env can have its own; see config/ranges.py.
-    host_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # learning rate of the host
-    seed_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # of its seeds
+    host_lr: EnvNumber = env_number(0.01, 0, 1000, ends="(]")  # learning rate of the host
+    seed_lr: EnvNumber = env_number(0.01, 0, 1000, ends="(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
     lr_schedule: str = choice("constant", ("constant", "cosine"))
     # sgd: with momentum; adamw: with two moments, in torch alone (Loshchilov and Hutter 2019).
     optimizer: str = choice("sgd", ("sgd", "adamw"))
-    momentum: EnvNumber = env_number(0.9, 0, 1, "[)")  # of both; the decay of adamw's first moment
+    momentum: EnvNumber = env_number(
+        0.9, 0, 1, ends="[)"
+    )  # of both; the decay of adamw's first moment
     weight_decay: EnvNumber = env_number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
     max_grad_norm: EnvNumber = env_number(1.0, 0, WEIGHT, note="0 = no clipping")
@@ -108,18 +110,18 @@ class TaskConfig(Settings, path="task."):
         last = self.channels(self.num_blocks - 1)
         allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
         remedy = f"Or lower task.base_channels={self.base_channels}."
-        self.require(last <= MAX_CHANNELS, "num_blocks", allowed, remedy)
+        self.require(last <= MAX_CHANNELS, "num_blocks", allowed, remedy=remedy)
         attentive = not {"attention", "flex_attention"}.isdisjoint(self.blueprints)
         uneven = self.host == "transformer" and self.transformer.width % ATTENTION_HEADS > 0
         allowed = f"a multiple of {ATTENTION_HEADS}, the heads of seeds with attention"
         remedy = "Or leave attention out of task.blueprints."
-        self.require(not (attentive and uneven), "transformer.width", allowed, remedy)
+        self.require(not (attentive and uneven), "transformer.width", allowed, remedy=remedy)
         names = [name_in(name) for name in blueprint_names(self.blueprints)]
         for reference in filter(is_reference, self.blueprints):
             allowed = "of another name than every other blueprint"
             remedy = "Records call a blueprint by its name."
             unique = names.count(name_in(reference)) == 1
-            check(unique, "task.blueprints", reference, allowed, remedy)
+            check(unique, "task.blueprints", reference, allowed=allowed, remedy=remedy)
 
     @property
     def host_name(self) -> str:
@@ -191,7 +193,9 @@ class DataConfig(Settings, path="data."):
     # In training. Images: random crop with padding 4, horizontal flip; text: begins anywhere.
     augment: bool = True
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
-    share: EnvNumber = env_number(1.0, 0, 1, "(]")  # of training samples; a larger one has it all
+    share: EnvNumber = env_number(
+        1.0, 0, 1, ends="(]"
+    )  # of training samples; a larger one has it all
     label_noise: EnvNumber = env_number(0.0, 0, 1)  # share of labels that are random in a round
     # Training images set aside for validation, which rewards, gates and observations see; 0 = a
     # fifth of them, at most 5,000. An .npz with val_images brings its own; synthetic images are
@@ -219,7 +223,9 @@ class DataConfig(Settings, path="data."):
         self.require(of_images or self.label_noise == 0, "label_noise", allowed)
         reads = any(one in READING or is_reference(one) for one in env_words(self.name))
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
-        self.require(reads or not self.root, "root", f"empty with data.name={self.name}", remedy)
+        self.require(
+            reads or not self.root, "root", f"empty with data.name={self.name}", remedy=remedy
+        )
         user_path("data.root", self.root)
         held = self.name != "given" or not self.validation_images
         allowed = "0 with data.name=given: the images handed over have a validation part"
@@ -227,7 +233,9 @@ class DataConfig(Settings, path="data."):
         allowed = "empty, one number, or one for each of 3 channels"
         self.require(len(self.mean) in (0, 1, IMAGE_CHANNELS), "mean", allowed)
         allowed = f"as many numbers as {self.path}mean={self.mean}"
-        self.require(len(self.std) == len(self.mean), "std", allowed, "Give both or neither.")
+        self.require(
+            len(self.std) == len(self.mean), "std", allowed, remedy="Give both or neither."
+        )
         if self.sets != (self,):  # each has been checked
             self.require(not self.split, "name", "one data set with data.split=true")
             read = set(READING) & {one.name for one in self.sets}
@@ -237,7 +245,7 @@ class DataConfig(Settings, path="data."):
         remedy = f"It is for own images: data.root=mine{NPZ}"
         for item in fields(self):
             is_default = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
-            self.require(self.own or is_default, item.name, allowed, remedy)
+            self.require(self.own or is_default, item.name, allowed, remedy=remedy)
 
     @property
     def differing(self) -> tuple[str, ...]:
@@ -313,7 +321,9 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     def slot(row: int, block: int) -> SlotSpec:
         depth = block / (task.num_blocks - 1)
         size = task.size(block + row)
-        return SlotSpec(f"r{row}c{block}", row, block, task.channels(block), size, depth)
+        return SlotSpec(
+            f"r{row}c{block}", row, block, channels=task.channels(block), size=size, depth=depth
+        )
 
     blocks = range(task.num_blocks)
     after_pools = (slot(1, block) for block in blocks if task.pooled(block))
@@ -330,7 +340,7 @@ def resolve_slots(task: TaskConfig, names: list[str]) -> list[str]:
     all_slots = host_slots(task)
     count = int(names[0])
     allowed = f"in [1, {len(all_slots)}] with {task.host_name}, or a list of names"
-    check(1 <= count <= len(all_slots), "slots", names[0], allowed)
+    check(1 <= count <= len(all_slots), "slots", names[0], allowed=allowed)
     return [spec.name for spec in all_slots[:count]]
 
 
@@ -345,9 +355,9 @@ def sort_slots(
     host_names = host_slots(task) if host_names is None else host_names
     specs = {spec.name: spec for spec in host_names}
     allowed = f"of {task.host_name}: {', '.join(specs)}"
-    check(bool(names), "slots", names, f"a non-empty list of slots {allowed}")
+    check(bool(names), "slots", names, allowed=f"a non-empty list of slots {allowed}")
     unique = len(set(names)) == len(names)
-    check(unique, "slots", names, "without repetition", "Name every slot once.")
+    check(unique, "slots", names, allowed="without repetition", remedy="Name every slot once.")
     for name in names:
-        check(name in specs, "slots", name, f"a slot {allowed}")
+        check(name in specs, "slots", name, allowed=f"a slot {allowed}")
     return tuple(spec for name, spec in specs.items() if name in names)

@@ -62,12 +62,17 @@ class Settings:
     def number(self, name: str) -> float:
         """The number of a field, the same for all envs; SettingError where each has its own."""
         value = vars(self)[name]
-        check(not isinstance(value, str), self.path + name, value, "one number for all envs here")
+        check(
+            not isinstance(value, str),
+            self.path + name,
+            value,
+            allowed="one number for all envs here",
+        )
         return float(value)
 
     def require(self, ok: bool, name: str, allowed: str, remedy: str = "") -> None:
         """Raise SettingError for the setting `name`, dotted where it is of a part, unless `ok`."""
-        check(ok, self.path + name, attrgetter(name)(self), allowed, remedy)
+        check(ok, self.path + name, attrgetter(name)(self), allowed=allowed, remedy=remedy)
 
 
 class Rule:
@@ -79,7 +84,7 @@ class Rule:
 
     def check(self, setting: str, value: object) -> None:
         """Raise SettingError, which names `setting`, the value and what is allowed."""
-        check(self.holds(value), setting, value, str(self))
+        check(self.holds(value), setting, value, allowed=str(self))
 
 
 @dataclass(frozen=True)
@@ -138,12 +143,12 @@ class EnvRange(Range):
             numbers = env_numbers(value)
         except ValueError:
             numbers = ()
-        check(0 < len(numbers) <= MAX_ITEMS, setting, value, str(self))
+        check(0 < len(numbers) <= MAX_ITEMS, setting, value, allowed=str(self))
         for one in numbers[:2] if isinstance(numbers, EnvDraw) else numbers:
-            check(self.holds(one), setting, one, str(self))
+            check(self.holds(one), setting, one, allowed=str(self))
         if isinstance(numbers, EnvDraw):
             rises = numbers.low < numbers.high and (numbers.low > 0 or not numbers.log)
-            check(rises, setting, value, "a range that rises, of log_uniform from above 0")
+            check(rises, setting, value, allowed="a range that rises, of log_uniform from above 0")
 
     def __str__(self) -> str:
         each = f"a list of at most {MAX_ITEMS} such numbers, of which envs take one in turn"
@@ -203,14 +208,14 @@ class Items(Rule):
 
     def check(self, setting: str, value: object) -> None:
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
-        check(is_list, setting, value, "a list")
+        check(is_list, setting, value, allowed="a list")
         items = list(cast(Sequence, value))
         size = f"a list of {self.least} to {MAX_ITEMS} items, each {self.rule}"
-        check(self.least <= len(items) <= MAX_ITEMS, setting, value, size)
+        check(self.least <= len(items) <= MAX_ITEMS, setting, value, allowed=size)
         for item in items:
             self.rule.check(setting, item)
         different = self.repeated or len(set(items)) == len(items)
-        check(different, setting, value, "without repetition")
+        check(different, setting, value, allowed="without repetition")
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,7 @@ class NumberTable(Rule):
     def check(self, setting: str, value: object) -> None:
         table = value if isinstance(value, dict) else {}
         allowed = "a number for each of " + ", ".join(self.keys)
-        check(set(table) == set(self.keys), setting, ", ".join(map(str, table)), allowed)
+        check(set(table) == set(self.keys), setting, ", ".join(map(str, table)), allowed=allowed)
         for key, number in table.items():
             self.rule.check(f"{setting}.{key}", number)
 
@@ -255,7 +260,7 @@ def env_numbers(value: EnvNumber, whole: bool = False) -> tuple[float, ...] | En
     if found := LIST_PATTERN.fullmatch(plain):
         return tuple(map(float, found[1].split(",")))
     if found := DRAW_PATTERN.fullmatch(plain):
-        return EnvDraw(float(found[2]), float(found[3]), found[1] is not None, whole)
+        return EnvDraw(float(found[2]), float(found[3]), found[1] is not None, whole=whole)
     raise ValueError(f"{value} is neither a list nor a range")
 
 

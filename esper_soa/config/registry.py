@@ -137,7 +137,7 @@ def find(kind: str, reference: str, setting: str) -> Part:
         is_absent = f"{place}.".startswith(f"{error.name}.")
         remedy = "PYTHONPATH=<folder> says where it lies." if is_absent else ""
         allowed = f"module:name of a module that can be imported ({one_line(error)})"
-        raise SettingError(setting, reference, allowed, remedy) from error
+        raise SettingError(setting, reference, allowed, remedy=remedy) from error
     parts = {id(part): part for part in vars(module).values()}  # by whatever names it has there
     marked_parts = [(marked_name(kind, part), part) for part in parts.values()]
     named = [part for own_name, part in marked_parts if own_name == name]
@@ -146,10 +146,10 @@ def find(kind: str, reference: str, setting: str) -> Part:
         available = ", ".join(sorted(own_name for own_name, _ in marked_parts if own_name))
         allowed = f"{article} {kind} that {place} registers ({available or 'none'})"
         remedy = f'@esper_soa.{kind}("{name}") above a function or class there registers it.'
-        raise SettingError(setting, reference, allowed, remedy)
+        raise SettingError(setting, reference, allowed, remedy=remedy)
     if len(named) > 1:
         reason = f"{len(named)} of its functions and classes are the {kind} {name}."
-        raise SettingError(setting, reference, f"registered once in {place}", reason)
+        raise SettingError(setting, reference, f"registered once in {place}", remedy=reason)
     return named[0]
 
 
@@ -171,7 +171,9 @@ def raise_faults(setting: str, reference: str, allowed: str) -> Iterator[list[st
     except ValueError as error:
         faults.append(one_line(error))
     if faults:
-        raise SettingError(setting, reference, allowed, "; ".join(dict.fromkeys(faults)) + ".")
+        raise SettingError(
+            setting, reference, allowed, remedy="; ".join(dict.fromkeys(faults)) + "."
+        )
 
 
 def num_required(part: Part) -> int:

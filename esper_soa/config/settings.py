@@ -88,7 +88,7 @@ class AnomalyConfig(Settings, path="telemetry.anomaly."):
     max_lstm_rms: float = weight(10.0)  # of the hidden or cell state, in any env
     min_lstm_rms: float = weight(1e-6)  # of the hidden state, in any env
     max_gradient_drift: float = weight(4.0)  # of the gradient norm from its running mean, relative
-    gradient_momentum: float = number(0.9, 0, 1, "[)")  # of that running mean
+    gradient_momentum: float = number(0.9, 0, 1, ends="[)")  # of that running mean
     entropy_collapse: dict[str, float] = table(  # as policy.ppo.entropy_floor
         dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}, 0, 1
     )
@@ -112,7 +112,7 @@ class TelemetryConfig(Settings, path="telemetry."):
         super().__post_init__()
         recorded = self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events")
         remedy = "The table is made of what the level events records."
-        self.require(recorded, "console", f"bar with telemetry.level={self.level}", remedy)
+        self.require(recorded, "console", f"bar with telemetry.level={self.level}", remedy=remedy)
 
 
 @dataclass
@@ -188,13 +188,17 @@ class TrainConfig(WorldConfig):
             nets.sort_slots(self.task, self.slots)
         allowed = f"another control with task.host={self.task.host}"
         remedy = "The package cannot make a host of your own wider."
-        self.require(not own_host or self.control != "static_large", "control", allowed, remedy)
+        self.require(
+            not own_host or self.control != "static_large", "control", allowed, remedy=remedy
+        )
         allowed = "0 with governor.enabled=false, which never rolls back"
         watched = self.early_stop.rollbacks == 0 or self.governor.enabled
         self.require(watched, "early_stop.rollbacks", allowed)
         self._check_policy()
         fits = len(self.reward.split) <= self.envs
-        self.require(fits, "reward.split", f"at most envs={self.envs} modes", "Each needs an env.")
+        self.require(
+            fits, "reward.split", f"at most envs={self.envs} modes", remedy="Each needs an env."
+        )
         self._check_tasks()
 
     @property
@@ -211,30 +215,32 @@ class TrainConfig(WorldConfig):
 
     def _check_tasks(self) -> None:
         if not self.worlds:
-            self.require(not self.tasks, "tasks", "left out here", "compose_settings() takes them.")
+            self.require(
+                not self.tasks, "tasks", "left out here", remedy="compose_settings() takes them."
+            )
             return
-        self.require(self.ranks == 1, "ranks", "1 with several tasks", "Or play one alone.")
+        self.require(self.ranks == 1, "ranks", "1 with several tasks", remedy="Or play one alone.")
         own = [list(filter(is_reference, one.task.blueprints)) for one in self.by_task.values()]
         allowed = "so that all tasks offer the same blueprints of your own"
         alike = self.policy.name != "ppo" or own.count(own[0]) == len(own)
-        self.require(alike, "tasks", allowed, "The policy has a row for each of them.")
+        self.require(alike, "tasks", allowed, remedy="The policy has a row for each of them.")
 
     def _check_ranks(self) -> None:
         single = self.ranks == 1
         remedy = "Every rank has an env at least."
-        self.require(self.ranks <= self.envs, "ranks", f"at most envs={self.envs}", remedy)
+        self.require(self.ranks <= self.envs, "ranks", f"at most envs={self.envs}", remedy=remedy)
         several_devices = single or not self.device.startswith("cuda:")
         allowed = f"auto, cpu or cuda with ranks={self.ranks}"
-        self.require(several_devices, "device", allowed, "Rank i takes the i-th GPU.")
+        self.require(several_devices, "device", allowed, remedy="Rank i takes the i-th GPU.")
         remedy = "A single process is started again with resume=auto."
-        self.require(not single or self.restarts == 0, "restarts", "0 with ranks=1", remedy)
+        self.require(not single or self.restarts == 0, "restarts", "0 with ranks=1", remedy=remedy)
         remedy = "It looks at the envs of one process alone."
         for setting, value, needed in (
             ("profile", self.profile, "off"),
             ("telemetry.console", self.telemetry.console, "bar"),
         ):
             allowed = f"{needed} with ranks={self.ranks}"
-            self.require(single or value == needed, setting, allowed, remedy)
+            self.require(single or value == needed, setting, allowed, remedy=remedy)
 
     def _check_batches(self) -> None:
         images = self.batch_size * self.accumulate  # of an optimiser step
@@ -244,7 +250,7 @@ class TrainConfig(WorldConfig):
         times = f" times accumulate={self.accumulate}" if self.accumulate > 1 else ""
         allowed = f"a multiple of batch_size={self.batch_size}{times}"
         fits = not over or self.data.split
-        self.require(fits, "train_samples", allowed, f"Nearest: {nearest}.")
+        self.require(fits, "train_samples", allowed, remedy=f"Nearest: {nearest}.")
 
     def _check_policy(self) -> None:
         policy = self.policy
@@ -255,7 +261,13 @@ class TrainConfig(WorldConfig):
         for head, floor in policy.ppo.probability_floor.items():
             setting = f"policy.ppo.probability_floor.{head}"
             remedy = f"All of the head's {sizes[head]} choices may be legal at once."
-            check(floor * sizes[head] <= 1, setting, floor, f"at most 1/{sizes[head]}", remedy)
+            check(
+                floor * sizes[head] <= 1,
+                setting,
+                floor,
+                allowed=f"at most 1/{sizes[head]}",
+                remedy=remedy,
+            )
         taught = policy.name == "ppo" and policy.imitation.rounds > 0
         players = (policy.imitation.teacher if taught else policy.name, self.control)
         allowed = "one of task.blueprints: " + ", ".join(self.task.blueprints)
@@ -264,7 +276,7 @@ class TrainConfig(WorldConfig):
             ("heuristic.blueprint_rotation", "heuristic", policy.heuristic.blueprint_rotation),
         ):
             for name in names if player in players else ():
-                check(name in self.task.blueprints, f"policy.{setting}", name, allowed)
+                check(name in self.task.blueprints, f"policy.{setting}", name, allowed=allowed)
 
 
 @dataclass
@@ -278,7 +290,7 @@ class EvaluateConfig(Settings):
     envs: int = number(0, 0, MAX_ENVS, note="0 = as many as in training")  # N
     seed: int = number(0, 0, MAX_SEED)  # of hosts, orders and draws that training never meets
     deterministic: bool = True  # the learned policy takes its likeliest choice instead of sampling
-    confidence: float = number(0.95, 0, 1, "()")  # of the intervals
+    confidence: float = number(0.95, 0, 1, ends="()")  # of the intervals
     name: str = word("evaluation")  # names its folder
     run_dir: str = ""  # folder of the results; "" = runs/<name>/<time>
     device: str = word("auto", DEVICE)  # as in training

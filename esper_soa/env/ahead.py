@@ -163,7 +163,7 @@ def example_inputs(
     state = initial_state(rules, num_envs, rules.blueprints.device)
     measured = made_up(rules, state, 0)
     values = example_values(rules, num_envs)
-    state_after, attribution, masks, _ = record_and_observe(rules, state, measured, values)
+    state_after, attribution, masks, _ = record_and_observe(rules, state, measured, values=values)
     wait = {name: torch.zeros_like(state.signals.step) for name in HEAD_NAMES}
     action = Action.from_dict(wait, batch_size=masks.batch_size)
     return (state, measured, values), (state_after, attribution, action, values)
@@ -179,7 +179,9 @@ def made_up(rules: EnvRules, state: EnvState, step: int) -> Measurements:
     """Random measurements of every subset of the seeds; one loss in a hundred is not finite."""
     slots = state.slots
     num_envs, num_slots = slots.stage.shape
-    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), torch.arange(num_envs))[:, None]
+    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), envs=torch.arange(num_envs))[
+        :, None
+    ]
 
     def draw(start: int, count: int) -> Tensor:
         return streams.uniform(keys, start + torch.arange(count), STATE_FLOAT)

@@ -56,7 +56,7 @@ def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[T
 def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.device) -> Tensor:
     """Random orders int64 [P, n], each followed by its reverse; the same on every device."""
     pair = torch.arange(num_samples // 2, device=device)
-    keys = streams.stream_keys(seed, streams.SHAPLEY, (num_players,), pair).unsqueeze(1)
+    keys = streams.stream_keys(seed, streams.SHAPLEY, (num_players,), envs=pair).unsqueeze(1)
     noise = streams.uniform(keys, torch.arange(num_players, device=device), torch.float64)
     forward = noise.argsort(dim=1, stable=True)
     return torch.stack((forward, forward.flip(1)), 1).flatten(0, 1)
@@ -124,7 +124,7 @@ def attribute(measured: Measurements, slots: Slots, orders: Tensor | None = None
     shapley, complete = shapley_values(subset, accuracy, ablated)
     error = torch.zeros_like(shapley)
     if orders is not None:
-        sampled, spread, _ = sampled_shapley_values(subset, accuracy, ablated, orders)
+        sampled, spread, _ = sampled_shapley_values(subset, accuracy, ablated, orders=orders)
         shapley = torch.where(complete[:, None], shapley, sampled)
         error = torch.where(complete[:, None], error, spread)
     return Attribution(

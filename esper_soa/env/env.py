@@ -104,14 +104,18 @@ class Env:
         observer = self.observer
         data = observer.watch(world.work(self.step_number))
         observer.on_phase_end("data")
-        state, measured = measure_(rules, world.weights, self.state, data, observer.on_phase_end)
+        state, measured = measure_(
+            rules, world.weights, self.state, data=data, on_phase_end=observer.on_phase_end
+        )
         restarted = state.guard.panic
         given = world.weights, state, measured, world.kernel_values
         measured, recorded = world.kernels.guard_and_observe_(rules, *given)
         observer.on_phase_end("state")
         state, attribution, masks, observation = recorded
         view = self._view(state, masks, observation)
-        self.observed = EnvView(view, attribution, measured, restarted, rules.ended(state))
+        self.observed = EnvView(
+            view, attribution, measured, restarted=restarted, ended=rules.ended(state)
+        )
         return self.observed
 
     def apply_action_(self, action: Action) -> StepResult:
@@ -123,7 +127,9 @@ class Env:
             remedy = "call reset, or observe_, first"
             raise RuntimeError(f"nothing has been observed since the last action: {remedy}")
         world = self.world
-        result = world.kernels.respond(world.rules, self.observed, action, world.kernel_values)
+        result = world.kernels.respond(
+            world.rules, self.observed, action, values=world.kernel_values
+        )
         self.state = result.state
         self.observed = None
         self.step_number += 1
@@ -140,4 +146,4 @@ class Env:
 
     def _view(self, state: EnvState, masks: Masks, observation: Observation) -> View:
         noise = self.world.noise(self.step_number)
-        return View(state, observation, masks, noise, batch_size=[self.num_envs])
+        return View(state, observation, masks, noise=noise, batch_size=[self.num_envs])

@@ -39,7 +39,7 @@ def watch(
     be taken now. One is due every `snapshot_steps` env-steps and after a fossilization, and waits
     until the env is healthy: it neither panics nor is in a run of divergent losses.
     """
-    guard, panic, reason = check_panic(state.guard, loss, math.log(num_classes), cfg)
+    guard, panic, reason = check_panic(state.guard, loss, math.log(num_classes), cfg=cfg)
     due = guard.snapshot_due | ((state.signals.step + 1) % cfg.snapshot_steps == 0)
     healthy = ~panic & (guard.anomalies == 0)
     guard = guard.replace(

@@ -70,7 +70,7 @@ def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
         g2 = old_enough & learning & (slots.improvement >= cfg.min_training_improvement)
         g3 = g3 & old_enough
         g5 = g5 & (slots.contribution >= cfg.min_fossilize_contribution)
-    return GateResults(slots.stage == Stage.GERMINATED, g2, g3, g5)
+    return GateResults(slots.stage == Stage.GERMINATED, g2, g3, g5=g5)
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
@@ -90,7 +90,7 @@ def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
 def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
     """int64 [N]: the action's op, or WAIT where its slot does not allow it; gates are not asked."""
     num_slots = slots.stage.shape[-1]
-    allowed = slot_allows(slots.stage, slots.seed_age, ramp.mode, cfg.min_prune_age)
+    allowed = slot_allows(slots.stage, slots.seed_age, ramp.mode, min_prune_age=cfg.min_prune_age)
     op = action.op.view(-1, 1, 1).expand(-1, 1, num_slots)
     valid = (allowed.gather(1, op).squeeze(1) & target_slot(action, num_slots)).any(-1)
     return torch.where(valid, action.op, Op.WAIT)
@@ -111,7 +111,7 @@ def apply(
     """
     target = target_slot(action, slots.stage.shape[-1])
     orders = decode(action, torch.where(target, op.unsqueeze(-1), Op.WAIT))
-    slots, ramp, done = execute_orders(slots, ramp, orders, accuracy, gates)
+    slots, ramp, done = execute_orders(slots, ramp, orders, accuracy=accuracy, cfg=gates)
     success = done.any(-1)
     outcome = ActionOutcome(
         effective_op=op,
@@ -179,8 +179,15 @@ def execute_orders(
 
     slots = slots.replace(blend=torch.where(aimed, orders.blend, slots.blend))
     target = torch.where(fading, 0.0, orders.target)
-    ramp = retarget(ramp, aimed | fading, target, orders.length, orders.curve, orders.steepness)
-    slots = germinate(slots, germinated, orders, accuracy)
+    ramp = retarget(
+        ramp,
+        aimed | fading,
+        target,
+        length=orders.length,
+        curve=orders.curve,
+        steepness=orders.steepness,
+    )
+    slots = germinate(slots, germinated, orders, accuracy=accuracy)
     return slots, ramp, germinated | advanced | fossilized | aimed | is_removed | fading
 
 
@@ -239,7 +246,9 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
     )
     steepness = torch.full_like(ramp.steepness, vocabulary.RAMP_STEEPNESS)
     curve = _pick(slots.style, vocabulary.STYLE_CURVE)
-    ramp = retarget(ramp, blending, slots.alpha_goal, slots.tempo, curve, steepness)
+    ramp = retarget(
+        ramp, blending, slots.alpha_goal, length=slots.tempo, curve=curve, steepness=steepness
+    )
     ramp = set_where(ramp, holding, dict.fromkeys(("alpha", "start", "target"), 1.0))
     done = torch.where(holding, ramp.length, ramp.done)
     ramp = ramp.replace(done=done, alpha=torch.where(fossil, 1.0, ramp.alpha))
@@ -261,7 +270,7 @@ def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> 
         seed_age=slots.seed_age + embargoed,
     )
     passed = check_gates(slots, ramp, gates)
-    slots, ramp = enter(slots, ramp, _stage_after_tick(slots, ramp, cfg, passed))
+    slots, ramp = enter(slots, ramp, _stage_after_tick(slots, ramp, cfg, gates=passed))
     slots = set_where(slots, ~slots.live, WITHOUT_SEED)
     return set_where(slots, slots.empty, EMPTY_SLOT), set_where(ramp, slots.empty, IDLE_RAMP)
 

@@ -66,7 +66,7 @@ def action_masks(
     by_env = [torch.ones_like(has_unsettled)] * len(OP_NAMES)
     by_env[Op.GERMINATE] = ~has_unsettled & ((num_seeds < max_seeds) | (max_seeds == 0))
     by_env[Op.ADVANCE] = torch.full_like(has_unsettled, not lifecycle.advance_disabled)
-    by_slot = slot_allows(stage, slots.seed_age, ramp.mode, lifecycle.min_prune_age)
+    by_slot = slot_allows(stage, slots.seed_age, ramp.mode, min_prune_age=lifecycle.min_prune_age)
     by_op = by_slot & torch.stack(by_env, dim=-2)
     op = by_op.any(-1)
     codes = torch.arange(blueprints_allowed.shape[-1], device=op.device)

@@ -49,9 +49,9 @@ def observe(state: EnvState, max_steps: int, settings: Sequence[Tensor] = ()) ->
     """
     slots = state.slots
     ramp = state.ramp
-    env = env_features(state.signals, state.signals.step, slots.stage, max_steps)
+    env = env_features(state.signals, state.signals.step, slots.stage, max_steps=max_steps)
     left = ramp.length - ramp.done
-    seeds = slot_features(slots, ramp, alpha_velocity(ramp), left, max_steps)
+    seeds = slot_features(slots, ramp, alpha_velocity(ramp), left=left, max_steps=max_steps)
     own = [setting_feature(value).unsqueeze(-1) for value in settings]
     features = torch.cat((env, *own, seeds.flatten(-2)), -1)
     is_number = features == features  # isnan and nan_to_num do not vectorise when compiled

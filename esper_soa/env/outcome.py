@@ -145,7 +145,16 @@ def empty_blueprint_stats(device: torch.device, number: int = NUM_BLUEPRINTS) ->
     """Statistics of no seeds: all zero."""
     count = torch.zeros(number, dtype=torch.int64, device=device)
     amount = torch.zeros(number, dtype=STATE_FLOAT, device=device)
-    return BlueprintStats(count, count, count, amount, amount, amount, amount, count)
+    return BlueprintStats(
+        count,
+        count,
+        count,
+        gain=amount,
+        churn=amount,
+        blending_gain=amount,
+        contribution=amount,
+        measured=count,
+    )
 
 
 def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> BlueprintStats:
@@ -166,10 +175,12 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
         germinated=_add(stats.germinated, after.blueprint, born),
         fossilized=_add(stats.fossilized, before.blueprint, fossil),
         pruned=_add(stats.pruned, before.blueprint, is_removed),
-        gain=_add(stats.gain, before.blueprint, fossil, gain),
-        churn=_add(stats.churn, before.blueprint, is_removed, gain),
-        blending_gain=_add(stats.blending_gain, before.blueprint, blended, blending),
-        contribution=_add(stats.contribution, before.blueprint, measured, before.contribution),
+        gain=_add(stats.gain, before.blueprint, fossil, amount=gain),
+        churn=_add(stats.churn, before.blueprint, is_removed, amount=gain),
+        blending_gain=_add(stats.blending_gain, before.blueprint, blended, amount=blending),
+        contribution=_add(
+            stats.contribution, before.blueprint, measured, amount=before.contribution
+        ),
         measured=_add(stats.measured, before.blueprint, measured),
     )
 

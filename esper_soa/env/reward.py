@@ -53,11 +53,11 @@ def reward(
     as it would be if all envs were paid by its mode.
     """
     if settings.split is None:
-        return _pay(state, attribution, action, op, settings)
-    terms, own_terms = _pay(state, attribution, action, op, settings.split.settings[0])
+        return _pay(state, attribution, action, op=op, settings=settings)
+    terms, own_terms = _pay(state, attribution, action, op=op, settings=settings.split.settings[0])
     for place, other in enumerate(settings.split.settings[1:], 1):
         selected = settings.split.place == place
-        other_terms, other_paid = _pay(state, attribution, action, op, other)
+        other_terms, other_paid = _pay(state, attribution, action, op=op, settings=other)
         terms = select(selected, other_terms, terms)
         own_terms = select(selected, other_paid, own_terms)
     return terms, own_terms
@@ -66,12 +66,12 @@ def reward(
 def _pay(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> tuple[RewardTerms, EnvState]:
-    inputs = reward_inputs(state, attribution, action, op, settings)
+    inputs = reward_inputs(state, attribution, action, op=op, settings=settings)
     terms, slot_readings = score(inputs, settings.config, settings.own)
     zeros = torch.zeros_like(terms.total)
     due = state.totals if settings.own is None else state.totals.replace(pending_hindsight=zeros)
-    terms = adjust(terms, inputs, slot_readings, due, settings.config)
-    slots = _next_slots(state.slots, inputs, slot_readings, settings)
+    terms = adjust(terms, inputs, slot_readings, due=due, cfg=settings.config)
+    slots = _next_slots(state.slots, inputs, slot_readings, settings=settings)
     total = state.totals.reward + terms.total
     paid = state.totals.replace(reward=total, pending_penalty=zeros, pending_hindsight=zeros)
     return terms, state.replace(slots=slots, totals=paid)
@@ -210,7 +210,7 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
     totals = state.totals
     fresh = outcome.fossilized.unsqueeze(1) & target_slot(action, slots.stage.shape[1])
     improvement = torch.where(fresh, slots.total_improvement, 0.0).sum(1)
-    credit = hindsight_credit(state.boosts, fresh, improvement, state.signals.step)
+    credit = hindsight_credit(state.boosts, fresh, improvement, step=state.signals.step)
     totals = totals.replace(
         fossilized=totals.fossilized + outcome.fossilized,
         contributing=totals.contributing + (outcome.fossilized & (improvement >= MIN_CONTRIBUTION)),

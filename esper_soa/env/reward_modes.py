@@ -87,7 +87,7 @@ def score(
     """
     parts, readings = MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
     zero = torch.zeros_like(inputs.contribution)
-    unread = SlotReadings(inputs.escrow, zero, zero, zero)
+    unread = SlotReadings(inputs.escrow, zero, zero, drip_payment=zero)
     return add_terms(no_terms(inputs.val_accuracy), parts), unread._replace(**readings)
 
 
@@ -120,7 +120,7 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     attribution = torch.where(_is_refused(inputs) | fossil, 0.0, attribution)
     attribution = torch.where(term.slot_op(inputs) == Op.PRUNE, -attribution, attribution)
     penalty = torch.where(fossil, 0.0, term.ratio_penalty(inputs, discount, cfg))
-    return _contribution(inputs, cfg, attribution, penalty, discount), {}
+    return _contribution(inputs, cfg, attribution, penalty=penalty, discount=discount), {}
 
 
 def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
@@ -146,7 +146,9 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     credit = torch.where(is_scored(inputs, cfg), inputs.escrow + move, inputs.escrow)
     attribution = torch.where(_is_refused(inputs), 0.0, move + weighted)
     zeros = torch.zeros_like(attribution)
-    return _contribution(inputs, cfg, attribution, zeros, undiscounted), {"escrow_next": credit}
+    return _contribution(inputs, cfg, attribution, penalty=zeros, discount=undiscounted), {
+        "escrow_next": credit
+    }
 
 
 def _is_refused(inputs: RewardInputs) -> Tensor:

@@ -159,8 +159,8 @@ def measure_(
     nets = rules.nets
     engine = rules.engine
     ablate_fossils = rules.reward.config.drip_fraction > 0
-    seeds = slot_seeds(slots, state.ramp, ablate_fossils, rules.ended(state))
-    active_seeds = engine.claim_(nets, weights, seeds, data.seed_keys)
+    seeds = slot_seeds(slots, state.ramp, ablate_fossils, over=rules.ended(state))
+    active_seeds = engine.claim_(nets, weights, seeds, keys=data.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = with_fields(state, slots=slots.replace(newborn=none, fresh_momentum=none))
     on_phase_end("state")
@@ -195,14 +195,16 @@ def guard_(
     fossil = stage == Stage.FOSSILIZED
     ended = rules.ended(state)
     before = state
-    state, due = watch(state, measured.val_loss, shape.num_classes, rules.governor)
+    state, due = watch(state, measured.val_loss, shape.num_classes, cfg=rules.governor)
     if ended is not None:
         state = select(ended, before, state)
         rest = {name: state.guard.get(name) * ~ended for name in ("panic", "reason")}
         state = state.replace(guard=state.guard.replace(**rest))
     guard = state.guard
-    snapshot_where_(weights, shape, due, fossil, rising=stage == Stage.HOLDING)
-    restore_where_(weights, shape, guard.panic, fossil, guard.reason == PanicReason.NOT_FINITE)
+    snapshot_where_(weights, shape, due, fossil=fossil, rising=stage == Stage.HOLDING)
+    restore_where_(
+        weights, shape, guard.panic, fossil=fossil, broken=guard.reason == PanicReason.NOT_FINITE
+    )
     return state, discard_panicked(measured, state)
 
 
@@ -233,7 +235,9 @@ def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, 
     """Legal choices and observation of a recorded state."""
     own = dict(zip(rules.kernel_settings, values, strict=True))
     limits = config_of_envs(rules.lifecycle, own)
-    masks = action_masks(state.slots, state.ramp, rules.blueprints, rules.max_seeds, limits)
+    masks = action_masks(
+        state.slots, state.ramp, rules.blueprints, max_seeds=rules.max_seeds, lifecycle=limits
+    )
     return masks, observe(state, rules.max_steps, [own[name] for name in rules.observed])
 
 
@@ -249,11 +253,11 @@ def apply_action(
     limits = config_of_envs(rules.lifecycle, own)
     gates = config_of_envs(rules.gates, own)
     own_rules = rules._replace(reward=settings, lifecycle=limits, gates=gates)
-    result = _apply_in_all_envs(own_rules, before, attribution, action)
+    result = _apply_in_all_envs(own_rules, before, attribution, action=action)
     ended = rules.ended(before)
     if ended is None:
         return result
-    after = advance(result.state, rules.early_stop, rules.max_steps, settings.max_steps)
+    after = advance(result.state, rules.early_stop, rules.max_steps, length=settings.max_steps)
     return StepResult(
         select(ended, before, after),
         select(ended, no_terms(result.terms.total), result.terms),
@@ -266,13 +270,13 @@ def _apply_in_all_envs(
 ) -> StepResult:
     """`apply_action` in every env, those that have ended early too."""
     panic = before.guard.panic
-    op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
-    terms, state = reward(before, attribution, action, op, rules.reward)
+    op = lifecycle.effective_op(before.slots, before.ramp, action, cfg=rules.lifecycle)
+    terms, state = reward(before, attribution, action, op=op, settings=rules.reward)
     chosen = action, op, state.signals.val_accuracy
     slots, ramp, outcome = lifecycle.apply(state.slots, state.ramp, *chosen, rules.gates)
     state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)
     aged = age_memories(state.slots)
-    slots, ramp = lifecycle.tick(aged, state.ramp, rules.lifecycle, rules.gates)
+    slots, ramp = lifecycle.tick(aged, state.ramp, rules.lifecycle, gates=rules.gates)
     signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
     guard = state.guard.replace(snapshot_due=state.guard.snapshot_due | outcome.fossilized)
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
@@ -329,7 +333,7 @@ class StepKernels(NamedTuple):
         def guard_and_record(
             state: EnvState, measured: Measurements, values: Values
         ) -> tuple[Measurements, Recorded]:
-            state, measured = guard_(rules, weights, state, measured)
+            state, measured = guard_(rules, weights, state, measured=measured)
             return measured, self.record_and_observe(rules, state, measured, values)
 
         name = "observe", weights["host", "params"].data_ptr()

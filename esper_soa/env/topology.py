@@ -40,7 +40,9 @@ def host_states(before: EnvState, after: EnvState) -> HostStates:
     slots = select(panic, after.slots, before.slots)
     accuracy = torch.where(panic, torch.nan, before.signals.val_accuracy)
     loss = torch.where(panic, torch.nan, before.signals.val_loss)
-    return HostStates(slots.stage, slots.blueprint, slots.blend, slots.alpha, accuracy, loss)
+    return HostStates(
+        slots.stage, slots.blueprint, slots.blend, alpha=slots.alpha, accuracy=accuracy, loss=loss
+    )
 
 
 def topology_of(state: EnvState) -> Topology:

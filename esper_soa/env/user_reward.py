@@ -45,9 +45,13 @@ def user_reward(
     part = registry.find(registry.REWARD, mode, setting)
     name = registry.name_in(mode)
     allowed = "of another name than the terms of the package"
-    check(name not in TERM_NAMES, setting, mode, allowed, "Records tell both by name.")
+    check(
+        name not in TERM_NAMES, setting, mode, allowed=allowed, remedy="Records tell both by name."
+    )
     with registry.raise_faults(setting, mode, "a reward") as faults:
-        faults += reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
+        faults += reward_findings(
+            part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device=device)
+        )
     return UserReward(name, part)  # type: ignore[arg-type]
 
 
@@ -71,7 +75,9 @@ def reward_findings(part: registry.Part, inputs: RewardInputs) -> list[str]:
             return [f"it gives the terms {unknown}, which RewardTerms lacks"]
         for name, value in parts.items():
             what = "the reward" if name == USER_TERM else f"its term {name}"
-            findings += tensor_findings(what, value, inputs.op.shape, None, inputs.op.device)
+            findings += tensor_findings(
+                what, value, inputs.op.shape, dtype=None, device=inputs.op.device
+            )
     return findings
 
 
@@ -84,7 +90,7 @@ def sample_inputs(
 
     def share(like: Tensor) -> Tensor:
         """float64 in [0, 1) in the shape of `like`, a function of the seed and of the turn."""
-        keys = streams.stream_keys(seed, streams.REWARD_PROBE, (next(turn),), torch.tensor(0))
+        keys = streams.stream_keys(seed, streams.REWARD_PROBE, (next(turn),), envs=torch.tensor(0))
         return streams.uniform(keys, torch.arange(like.numel()), STATE_FLOAT).view(like.shape)
 
     def whole(like: Tensor, high: int) -> Tensor:

@@ -61,7 +61,9 @@ class World:
         self.split: orders.Split | None = None
         if cfg.split:
             steps = rules.nets.accumulate
-            self.split = share = orders.split_sizes(data, sizes.batch_size, all_envs, steps)
+            self.split = share = orders.split_sizes(
+                data, sizes.batch_size, all_envs, accumulate=steps
+            )
             sizes = Sizes(*sizes[:2], share.train_samples, share.val_samples)
         self.sizes = sizes
         self.device = data.train_labels.device
@@ -105,10 +107,10 @@ class World:
         if topology is not None:
             state = state_with_topology(state, Topology(*map(self.reduction.own, topology)))
             seeds = pools.slot_seeds(state.slots, state.ramp, ablate_fossils=False)
-            self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
+            self.rules.engine.claim_(self.rules.nets, self.weights, seeds, keys=self.seed_keys(0))
         all_envs = torch.ones_like(self.envs, dtype=torch.bool)
         fossil = state.slots.stage == Stage.FOSSILIZED
-        snapshot_where_(self.weights, self.rules.nets.shape, all_envs, fossil, rising=fossil)
+        snapshot_where_(self.weights, self.rules.nets.shape, all_envs, fossil=fossil, rising=fossil)
         return state
 
     def _enter_round(self, number: int) -> None:
@@ -126,7 +128,7 @@ class World:
         parts = (*hosts, rules.early_stop, rules.gates, rules.lifecycle)
         settings = {part.path + name: value for part in parts for name, value in vars(part).items()}
         names = {*rules.differing, *rules.kernel_settings} - {DATA_NAME}
-        values = values_of_envs(settings, names, self.seed, number, all_envs)
+        values = values_of_envs(settings, names, self.seed, number=number, num_envs=all_envs)
         words = env_words(self.config.name)
         sets = {DATA_NAME: [words[env % len(words)] for env in range(all_envs)]}
         # by name of what differs, the value of every env of the run in this round
@@ -140,7 +142,9 @@ class World:
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
         if purpose not in self._keys:
-            self._keys[purpose] = streams.stream_keys(self.seed, purpose, (self.round,), self.envs)
+            self._keys[purpose] = streams.stream_keys(
+                self.seed, purpose, (self.round,), envs=self.envs
+            )
         return self._keys[purpose]
 
     def work(self, step: int) -> StepData:
@@ -150,12 +154,21 @@ class World:
         keys = self.keys(streams.AUGMENTATION)
         order = self._training_order(step)
         noise = self._label_noise()
-        draw = batches.Draw(order, keys, start, sizes.batch_size, self.config.augment, noise)
+        draw = batches.Draw(
+            order,
+            keys,
+            start,
+            batch_size=sizes.batch_size,
+            augment=self.config.augment,
+            label_noise=noise,
+        )
         training = self.data.training(draw, self.dtype)
         task = self.rules.nets.task
         moves = rules_of(task, lr_factor(task.lr_schedule, step, self.rules.max_steps), self.values)
         count = sizes.train_samples // sizes.batch_size
-        return StepData(training, count, self.validation, self.seed_keys(step), moves)
+        return StepData(
+            training, count, self.validation, seed_keys=self.seed_keys(step), rules=moves
+        )
 
     def seed_keys(self, step: int) -> Tensor:
         """int64 [N]: the streams that seeds which are new at env-step `step` draw weights from."""
@@ -175,7 +188,7 @@ class World:
         steps = episode_lengths(torch.tensor(given, dtype=STATE_FLOAT), self.rules.max_steps)
         host = self.sizes.train_samples * max(1.0, self.flop.host) * steps.to(STATE_FLOAT)
         ratios = torch.tensor(train_flop, dtype=STATE_FLOAT) / host
-        return final_rents(parameters, reward.counts.host, reward.config, own, ratios)
+        return final_rents(parameters, reward.counts.host, reward.config, own=own, flop=ratios)
 
     def _training_order(self, step: int) -> Tensor:
         sizes = self.sizes
@@ -187,14 +200,16 @@ class World:
                 if not isinstance(share, float) or share != 1:
                     own = share if isinstance(share, float) else share[envs]
                     size = len(entry.source.train_labels)
-                    part = orders.members_of_share(part, own, self.seed, size)
+                    part = orders.members_of_share(part, own, self.seed, size=size)
                 parts.append(part)
             drawn = self.join(parts)
             return drawn if self.first is None else drawn + self.first
         first = torch.zeros_like(self.envs[:1])
-        shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
+        shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), envs=first)
         num_train = len(self.data.train_labels)
-        return self.reduction.own(orders.split_training_order(shared, num_train, step, self.split))
+        return self.reduction.own(
+            orders.split_training_order(shared, num_train, step, split=self.split)
+        )
 
     def _label_noise(self) -> batches.LabelNoise | None:
         share = self._own("label_noise")
@@ -203,7 +218,7 @@ class World:
                 return None
             share = torch.full(self.envs.shape, share, dtype=STATE_FLOAT, device=self.device)
         keys = self.keys(streams.LABEL_NOISE)
-        return batches.LabelNoise(share, keys, self.rules.nets.shape.num_classes, self.first)
+        return batches.LabelNoise(share, keys, self.rules.nets.shape.num_classes, first=self.first)
 
     def _own(self, name: str) -> float | Tensor:
         """A setting of the data: the number of all envs, or float64 [N]."""
@@ -254,7 +269,7 @@ def values_of_envs(
     settings: by dotted names. A draw follows from seed, round, env and name, and nothing else.
     """
     envs = torch.arange(num_envs)
-    keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs)
+    keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs=envs)
     values = {}
     for name in names:
         numbers = env_numbers(settings[name], ENV_SETTINGS[name].whole)

@@ -77,7 +77,9 @@ def host_spec(shape: HostShape, inputs: dict, slot_contents: SlotContents) -> di
                 "layers": [layer._asdict() for layer in seed_layers(blueprint, channels)],
                 "blend": BLEND_NAMES[slot_contents.blend[slot]],
                 "alpha": slot_contents.alpha[slot],
-                "gate": GATE.layer("Squeeze", channels, 1, channels)._asdict() if gated else None,
+                "gate": GATE.layer("Squeeze", channels, 1, channels=channels)._asdict()
+                if gated
+                else None,
             }
             seeds.append(seed)
     return {
@@ -113,7 +115,7 @@ def grown_hosts(
         if kind not in nets:
             with torch.device("meta"):
                 nets[kind] = GrownNetwork(spec)
-        hosts.append(_grown(spec, nets[kind], shape, rows[place : place + 1]))
+        hosts.append(_grown(spec, nets[kind], shape, rows=rows[place : place + 1]))
     return hosts
 
 

@@ -141,7 +141,7 @@ def export(net: GrownNetwork, target: str | PathLike[str], to: str | PathLike[st
     else:
         known = {ending: name for name, (ending, _) in FORMATS.items()}
         allowed = f"a file ending in {', '.join(known)}, or a format: {', '.join(FORMATS)}"
-        check(path.suffix in known, "target", name, allowed)
+        check(path.suffix in known, "target", name, allowed=allowed)
         name = known[path.suffix]
     path.parent.mkdir(parents=True, exist_ok=True)
     FORMATS[name][1](net, path)

@@ -64,7 +64,7 @@ def save_hosts(hosts: Sequence[GrownHost], path: Path) -> None:
     tensors = dict[str, Tensor]()
     for number, host in enumerate(hosts):
         prefix = f"{number}."
-        entries.append(_entry("network", host.spec, host.tensors, prefix))
+        entries.append(_entry("network", host.spec, host.tensors, prefix=prefix))
         tensors |= {prefix + name: value for name, value in host.tensors.items()}
     _write(path, entries, tensors)
 

@@ -84,7 +84,9 @@ def export_hosts(
     contents = [SlotContents(*(column[env] for column in columns)) for env in envs]
     sources = [source_of(world.data, env) for env in envs]
     inputs = [source.input_spec() for source in sources]
-    hosts = grown_hosts(world.rules.nets.shape, world.weights, rows, contents, inputs)
+    hosts = grown_hosts(
+        world.rules.nets.shape, world.weights, rows, slot_contents=contents, inputs=inputs
+    )
     for env, source, host in zip(envs, sources, hosts, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)

@@ -108,7 +108,7 @@ def check_agent(part: Part | str, steps: int = 16) -> None:
         if registry.num_required(made) > 1:
             raise ValueError("it wants more arguments than the AgentContext")
         world = build_world(_small_run(steps), CPU)
-        surroundings = AgentContext(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
+        surroundings = AgentContext(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, seed=0)
         with collect_faults(found):
             found.extend(_play_findings(make_agent(made, surroundings), Env(world)))
 
@@ -220,7 +220,7 @@ def _play_findings(agent: Agent, env: Env) -> Iterator[str]:
         faults = [one for one in faults if one not in fatal] + fatal
         if not fatal:
             faults += _step_findings(first[0], view)
-            faults += _conduct_findings(agent, view, memory, first)
+            faults += _conduct_findings(agent, view, memory, first=first)
         new = {_kind(fault): fault for fault in reversed(faults) if _kind(fault) not in known}
         known |= new.keys()
         step = int(view.state.signals.step[0])

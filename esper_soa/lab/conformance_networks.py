@@ -35,7 +35,7 @@ class Networks(NamedTuple):
 
     def inputs(self, seed: int) -> Tensor:
         """[B, n*C, ...] of numbers in [-1, 1)."""
-        keys = streams.stream_keys(seed, streams.SEED_INIT, (1,), torch.tensor(0))
+        keys = streams.stream_keys(seed, streams.SEED_INIT, (1,), envs=torch.tensor(0))
         numbers = streams.uniform(keys, torch.arange(math.prod(self.size)))
         return (2 * numbers - 1).view(self.size).movedim(-1, 1)
 
@@ -43,12 +43,12 @@ class Networks(NamedTuple):
 def seed_networks(blueprint: Architecture, shape: FeatureShape) -> Networks:
     """Seeds in slots of features of this shape."""
     channels, *axes = shape
-    keys = streams.stream_keys(0, streams.SEED_INIT, (0,), torch.arange(NETS))
+    keys = streams.stream_keys(0, streams.SEED_INIT, (0,), envs=torch.arange(NETS))
     blends = torch.zeros(NETS, dtype=torch.bool)
     table = seed_table(blueprint, channels)
 
     def start() -> tuple[Tensor, Tensor]:
-        rows = initial_seeds(blueprint, channels, keys, blends, torch.float32)
+        rows = initial_seeds(blueprint, channels, keys, multiply=blends, dtype=torch.float32)
         return rows, torch.zeros(NETS, 0)
 
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
@@ -59,31 +59,33 @@ def seed_networks(blueprint: Architecture, shape: FeatureShape) -> Networks:
         products = outputs(rows, kept, nets.inputs(1)) * target
         return products.transpose(0, 1).flatten(1).sum(1), []
 
-    nets = Networks((IMAGES, *axes, NETS * channels), start, outputs, train)
+    nets = Networks((IMAGES, *axes, NETS * channels), start, outputs, train=train)
     return nets
 
 
 def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
     """Hosts without seeds."""
     shape = hosts.host_shape(TaskConfig(num_classes=classes), (), host=host)
-    keys = streams.stream_keys(0, streams.HOST_INIT, (0,), torch.arange(NETS))
+    keys = streams.stream_keys(0, streams.HOST_INIT, (0,), envs=torch.arange(NETS))
     labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
     filler = TrainingSeeds([], NETS)
 
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
         parameters = shape.parameters.unpack(rows)
         folded = hosts.fold_batch_norm(shape, parameters, shape.statistics.unpack(kept))
-        return hosts.evaluate_forward(shape, folded, x, filler)
+        return hosts.evaluate_forward(shape, folded, x, filler=filler)
 
     def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
         statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
         parameters = shape.parameters.unpack(rows)
         batch = nets.inputs(1), labels
-        return hosts.train_loss(shape, parameters, statistics, batch, filler)[0], statistics
+        return hosts.train_loss(shape, parameters, statistics, batch=batch, filler=filler)[
+            0
+        ], statistics
 
     start = partial(hosts.initial_hosts, shape, keys, torch.float32)
     size = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
-    nets = Networks(size, start, outputs, train)
+    nets = Networks(size, start, outputs, train=train)
     return nets
 
 

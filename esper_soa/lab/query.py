@@ -55,11 +55,11 @@ def run_query(words: Sequence[str]) -> int:
     check_choice("format", settings["format"], FORMATS)
     check_choice("files", settings["files"], ("runs", "any"))
     limit = settings["limit"]
-    check(limit.isdecimal() and len(limit) < 10, "limit", limit, "a number of rows")
+    check(limit.isdecimal() and len(limit) < 10, "limit", limit, allowed="a number of rows")
     last = places[-1] if places else ""
     asks = " " in last and not os.path.isdir(os.path.expanduser(last))
     question = places.pop() if asks else ""
-    check(bool(places), "RUN", "''", "a run folder")
+    check(bool(places), "RUN", "''", allowed="a run folder")
     try:
         with import_guard():
             from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database
@@ -76,7 +76,7 @@ def run_query(words: Sequence[str]) -> int:
         views = [(name, view["question"]) for name, view in VIEWS.items()]
         show(views, ("view", "question"), settings)
         return 0
-    check(answer is not None, "the question", question, "a statement of SQL")
+    check(answer is not None, "the question", question, allowed="a statement of SQL")
     show(rows, [column[0] for column in (answer and answer.description) or ()], settings)
     return 0
 

@@ -131,7 +131,7 @@ def choose_engine(setting: str, trial: Trial) -> Engine:
     reason = "" if setting == "auto" else ENGINES[setting].obstacle(trial)
     if reason:
         message = f"{reason[0].upper()}{reason[1:]}."
-        raise SettingError("compute.engine", setting, "auto or torch here", message)
+        raise SettingError("compute.engine", setting, "auto or torch here", remedy=message)
     if setting == NATIVE or (setting == "auto" and trial.device.type != "cuda"):
         choice = _native(trial)
     elif setting == "auto":
@@ -175,5 +175,5 @@ def probe_engines(trial: Trial) -> list[TrialResult]:
     fit = [name for name in kinds if not obstacles[name]]
     tried = EngineChoice(False, "tried")
     makers = {name: partial(ENGINES[name].make, trial, tried) for name in fit}
-    results = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers)}
+    results = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers=makers)}
     return [results.get(name) or TrialResult(name, obstacles[name]) for name in kinds]

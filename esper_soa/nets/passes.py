@@ -61,7 +61,7 @@ class PieceEngine(ABC):
     ) -> ActiveSeeds:
         """On the host, as only seeds that run cost time."""
         active_seeds = read_active_seeds(seeds)
-        claim_(weights, nets.shape, active_seeds, keys)
+        claim_(weights, nets.shape, active_seeds, keys=keys)
         return active_seeds
 
     def train_(
@@ -108,7 +108,7 @@ class PieceEngine(ABC):
         loss = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
         accuracy = torch.zeros(num_envs, rows, dtype=STATE_FLOAT, device=device)
         subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
-        jobs = jobs_of(active_seeds, nets.shape.execution_order, nets.rows, nets.env_chunk)
+        jobs = jobs_of(active_seeds, nets.shape.execution_order, nets.rows, size=nets.env_chunk)
         jobs = [job._replace(envs=active_seeds.playing(job.envs)) for job in jobs]
         jobs = [job for job in jobs if job.envs.size]
         pieces = [partial(measure, job) for job in jobs]
@@ -118,4 +118,6 @@ class PieceEngine(ABC):
             loss[numbers], accuracy[numbers, :width] = result
             subset[job.envs, :width] = torch.tensor(job.codes)
         subset = subset.to(device, non_blocking=True)
-        return ValidationReport(loss, accuracy, subset, upload(active_seeds.ablated, device))
+        return ValidationReport(
+            loss, accuracy, subset, ablated=upload(active_seeds.ablated, device)
+        )

@@ -70,7 +70,7 @@ def update_(params: Tensor, state: Tensor, grad: Tensor, rule: UpdateRule) -> No
         clipped = grad * limit.clamp(max=1.0)
         grad = torch.where(limited, clipped, grad) if isinstance(limited, Tensor) else clipped
     if rule.optimizer == "adamw":
-        _adamw_(params, state, grad, rule)
+        _adamw_(params, state, grad, rule=rule)
         return
     decay = rule.weight_decay
     if isinstance(decay, Tensor):  # rounds as add with alpha does

@@ -165,11 +165,11 @@ class Workload:
         self.val_samples = min(trial.sizes.val_samples, trial.nets.eval_batch)
         samples = trial.example(SAMPLES, self.val_samples, device)
         envs = torch.arange(trial.sizes.num_envs, device=device)
-        self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
+        self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs=envs)
         batch_size = trial.sizes.batch_size
         places = torch.arange(BATCHES * batch_size, device=device)
         order = streams.integers(self.keys[:, None], places, SAMPLES)
-        draw = Draw(order, self.keys, 0, batch_size, True)
+        draw = Draw(order, self.keys, 0, batch_size=batch_size, augment=True)
         self.training = samples.training(draw, torch.float32)
         order = torch.arange(self.val_samples, device=device)
         self.validation = samples.validation(order, torch.float32)
@@ -220,7 +220,7 @@ class Workload:
         for _ in range(PASSES):
             weights.update_(self.weights)
             reset_loss_scales_(weights)
-            seeds = engine.claim_(nets, weights, self.seeds.resident(self.device), self.keys)
+            seeds = engine.claim_(nets, weights, self.seeds.resident(self.device), keys=self.keys)
             start = now(self.device)
             trained = engine.train_(nets, weights, self.alpha, seeds, self.training, batches)
             between = now(self.device)

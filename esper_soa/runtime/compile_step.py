@@ -119,15 +119,15 @@ def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
     own: dict[str, LibraryKernel] = {}
     for step in range(min(rules.max_steps, PROOF_STEPS)):
         measured = made_up(rules, state, step)
-        state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, rules.governor)
+        state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, cfg=rules.governor)
         measured = discard_panicked(measured, state)
-        recorded = record_and_observe(rules, state, measured, values)
-        keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), envs)[:, None]
+        recorded = record_and_observe(rules, state, measured, values=values)
+        keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), envs=envs)[:, None]
         noise = streams.uniform(keys, 5000 + torch.arange(len(HEADS)), torch.float32)
         observed, attribution, masks, observation = recorded
-        view = View(observed, observation, masks, noise, batch_size=[num_envs])
+        view = View(observed, observation, masks, noise=noise, batch_size=[num_envs])
         action = agent.act(view, ())[0].action
-        result = apply_action(rules, observed, attribution, action, values)
+        result = apply_action(rules, observed, attribution, action=action, values=values)
         given = (state, measured, values), (observed, attribution, action, values)
         calls = zip(given, (recorded, result), strict=True)
         for name, (inputs, wanted) in zip(KERNELS, calls, strict=True):
@@ -148,12 +148,12 @@ def fill(folder: Path, key: str, rules: EnvRules) -> None:
         try:
             inputs = example_inputs(rules, example_envs(rules))
             for name, own in zip(KERNELS, inputs, strict=True):
-                compile_kernel(name, rules, own, work, draft)
+                compile_kernel(name, rules, own, work=work, draft=draft)
             envs = PROOF_ENVS if rules.reward.split is None else (example_envs(rules),)
             refusal = next(filter(None, (differs(rules, draft, number) for number in envs)), "")
         except (RuntimeError, ValueError, TypeError, LibraryError, StopIteration) as error:
             refusal = f"inductor failed: {' '.join(str(error).split())[:200]}"
-        store(draft, folder, key, {REFUSED: refusal} if refusal else digests(draft))
+        store(draft, folder, key, manifest={REFUSED: refusal} if refusal else digests(draft))
 
 
 def main() -> None:

@@ -55,9 +55,15 @@ def resolve_device(setting: str, place: int = 0) -> torch.device:
         reason = "torch finds no usable NVIDIA GPU or driver."
         if torch.version.cuda is None:
             reason = "The installed torch is a CPU build; install a CUDA build of torch."
-        raise SettingError("device", setting, "auto or cpu here", reason)
+        raise SettingError("device", setting, "auto or cpu here", remedy=reason)
     device_text = f"This machine shows {count} CUDA device(s)."
-    check(int(index or 0) < count, "device", setting, f"below cuda:{count}", device_text)
+    check(
+        int(index or 0) < count,
+        "device",
+        setting,
+        allowed=f"below cuda:{count}",
+        remedy=device_text,
+    )
     return torch.device("cuda", int(index or place))
 
 
@@ -69,7 +75,7 @@ def take_device(device: torch.device) -> None:
 
 def sizes_of(cfg: TrainConfig) -> Sizes:
     """How much work the settings ask of an env-step."""
-    return Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+    return Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, val_samples=cfg.val_samples)
 
 
 def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Layout:
@@ -88,7 +94,9 @@ def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> L
     chunk = choose_env_chunk(*work, elements=max(trained, validation_elements))
     batch = choose_eval_batch(device, elements=chunk * validation_elements)
     workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device)
-    return Layout(chunk, batch, workers, choose_precision(cfg.compute.precision, device).dtype)
+    return Layout(
+        chunk, batch, workers, precision=choose_precision(cfg.compute.precision, device).dtype
+    )
 
 
 def choose_env_chunk(
@@ -105,9 +113,9 @@ def choose_env_chunk(
         most = INDEXED // elements
         words = f"A tensor of {device.type} has at most {INDEXED} elements."
         largest = f"at most {batch * INDEXED // elements} with these hosts"
-        check(most > 0, "batch_size", batch, largest, words)
+        check(most > 0, "batch_size", batch, allowed=largest, remedy=words)
         fits = min(setting, envs) <= most
-        check(fits, "compute.env_chunk", setting, f"at most {most} here", words)
+        check(fits, "compute.env_chunk", setting, allowed=f"at most {most} here", remedy=words)
         return min(setting or envs, envs, most)
     if setting > 0:
         return min(setting, envs)
@@ -125,7 +133,13 @@ def choose_workers(setting: int, chunks: int, device: torch.device, cores: int =
     _check_threads("compute.workers", setting)
     if device.type != "cpu":
         allowed = f"0 or 1 on {device.type}"
-        check(setting <= 1, "compute.workers", setting, allowed, "Workers share the CPU's cores.")
+        check(
+            setting <= 1,
+            "compute.workers",
+            setting,
+            allowed=allowed,
+            remedy="Workers share the CPU's cores.",
+        )
         return 1
     return min(setting or cores or usable_cores(), chunks)
 
@@ -156,7 +170,7 @@ def threads(setting: int) -> Iterator[None]:
 def _check_threads(setting: str, count: int) -> None:
     most = THREADS_PER_CORE * usable_cores()
     remedy = f"That is {THREADS_PER_CORE} per usable core."
-    check(count <= most, setting, count, f"at most {most} here", remedy)
+    check(count <= most, setting, count, allowed=f"at most {most} here", remedy=remedy)
 
 
 def device_name(device: torch.device, workers: int = 1, dtype: torch.dtype = torch.float32) -> str:

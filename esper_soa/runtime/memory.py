@@ -91,10 +91,10 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
-        *training_needs(cfg, shape, device, narrower),
-        Need("drawing the weights of the hosts", hosts, ("envs", *narrower), BUILT),
+        *training_needs(cfg, shape, device, narrower=narrower),
+        Need("drawing the weights of the hosts", hosts, ("envs", *narrower), during=BUILT),
         Need(f"the order of the {spec.name}", order, ("train_samples", "envs")),
-        Need(f"drawing the synthetic {spec.name}", image_bytes, settings_to_lower, BUILT),
+        Need(f"drawing the synthetic {spec.name}", image_bytes, settings_to_lower, during=BUILT),
         Need(f"the {spec.name}", stored, ("data.root",)),
         Need("the boosts of seeds that help each other", boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
@@ -117,16 +117,18 @@ def training_needs(
         num_nets = min(layout.env_chunk, cfg.envs)
     activations = FLOAT * num_nets * cfg.batch_size * elements
     smaller = ("batch_size", "compute.env_chunk", *narrower[:1])
-    found = [Need("activations of the batches in training", activations, smaller, PASSED)]
+    found = [Need("activations of the batches in training", activations, smaller, during=PASSED)]
     each = min(layout.env_chunk, cfg.envs)
     losses = min(layout.workers, cfg.envs) * shape.head.loss_bytes(each, cfg.batch_size)
-    found.append(Need("losses", losses, LOSS_SETTINGS.get(cfg.task.host, smaller), PASSED))
+    found.append(Need("losses", losses, LOSS_SETTINGS.get(cfg.task.host, smaller), during=PASSED))
     if not in_place:
         row = FLOAT * num_nets * shape.parameters.total
         copies = row + FLOAT * num_nets * state_width(cfg.task.optimizer, shape.parameters.total)
         settings = ("compute.workers", "compute.env_chunk", *narrower)
-        found += [Need("networks in training", copies, settings, at) for at in (PASSED, UPDATED)]
-        found.append(Need("gradients of the hosts", 3 * row, settings, UPDATED))
+        found += [
+            Need("networks in training", copies, settings, during=at) for at in (PASSED, UPDATED)
+        ]
+        found.append(Need("gradients of the hosts", 3 * row, settings, during=UPDATED))
     return found
 
 
@@ -153,7 +155,7 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     return [
         Need("the rollout", rollout, ("steps", "envs")),
         Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments
-        Need("activations of the update", update, ("steps", "envs", *smaller), LEARNED),
+        Need("activations of the update", update, ("steps", "envs", *smaller), during=LEARNED),
     ]
 
 
@@ -195,12 +197,12 @@ def check_room(
     settings = [setting for setting, value in values.items() if value != 1]
     first = settings[0]
     remedy = f"Take fewer {sample_spec(cfg.data).name} than in" if first == "data.root" else "Lower"
-    most = most_envs(cfg, device, free, samples)
+    most = most_envs(cfg, device, free, samples=samples)
     hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
     listed = ", ".join(f"{need.size / GIB:.1f} for {need.what}" for need in parts[:3])
     reason = f"It needs at least {total / GIB:.1f} GiB ({listed}), and {free / GIB:.1f} GiB"
     reason = f"{reason} are free. {remedy} {' or '.join(settings)}.{hint}"
-    raise SettingError(first, values[first], f"so small that {device} holds the run", reason)
+    raise SettingError(first, values[first], f"so small that {device} holds the run", remedy=reason)
 
 
 def most_envs(

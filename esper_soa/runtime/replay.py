@@ -18,7 +18,7 @@ def choose_replay(setting: str, device: torch.device, own_reward: bool, num_rank
         return Replay((), f"no CUDA graphs (compute.cuda_graphs={setting}{on})")
     words = "CUDA graphs need an NVIDIA GPU."
     allowed = f"auto or off on device={device.type}"
-    check(device.type == "cuda", "compute.cuda_graphs", setting, allowed, words)
+    check(device.type == "cuda", "compute.cuda_graphs", setting, allowed=allowed, remedy=words)
     if setting == "on":
         return Replay(PARTS, "all are replayed (compute.cuda_graphs=on)")
     obstacles = {

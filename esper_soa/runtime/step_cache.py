@@ -152,7 +152,11 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
         folder = open_cache(FOLDER)
         key = step_key(rules)
         manifest = find(folder, key)
-        said = "" if manifest is not None else _compile(folder, key, rules, env_steps, wait)
+        said = (
+            ""
+            if manifest is not None
+            else _compile(folder, key, rules, env_steps=env_steps, wait=wait)
+        )
         manifest = find(folder, key) if wait else manifest
         if manifest is None:
             return EAGER._replace(reason=f"not compiled: {said or 'the compiler failed'}")
@@ -176,7 +180,7 @@ def _compile(folder: Path, key: str, rules: EnvRules, env_steps: int, wait: bool
     with only_compiler(folder) as free:
         if not wait and not free:
             return "the cache lacks them, and another process compiles"
-    process = start_compiler(folder, key, rules, 0 if wait else 19)
+    process = start_compiler(folder, key, rules, niceness=0 if wait else 19)
     if not wait:
         return "the cache lacks them; a process beside this run compiles them for the next"
     try:

@@ -75,7 +75,7 @@ class PrunedError(Exception):
 def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "") -> None:
     """Raise SettingError unless `ok`."""
     if not ok:
-        raise SettingError(setting, value, allowed, remedy)
+        raise SettingError(setting, value, allowed, remedy=remedy)
 
 
 def check_data(ok: bool, actual: str, allowed: str, remedy: str = "") -> None:
@@ -86,4 +86,4 @@ def check_data(ok: bool, actual: str, allowed: str, remedy: str = "") -> None:
 
 def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise SettingError unless `value` is one of `choices`."""
-    check(value in choices, setting, value, "one of " + ", ".join(choices))
+    check(value in choices, setting, value, allowed="one of " + ", ".join(choices))

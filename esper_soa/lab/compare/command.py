@@ -121,32 +121,32 @@ def study_of(arguments: Sequence[str]) -> Study:
         elif not equals or name in known or not GROUP.fullmatch(name):
             common.append(argument)
         else:
-            check(name not in groups, name, value, "a group of its own: the name is taken")
+            check(name not in groups, name, value, allowed="a group of its own: the name is taken")
             words = 'a setting of esper-train, or a group: NAME="setting=value ..."'
-            check(all("=" in part for part in value.split()), name, value, words)
+            check(all("=" in part for part in value.split()), name, value, allowed=words)
             groups[name] = tuple(value.split())
     reserved = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
-    check(not reserved, "setting", ", ".join(reserved), "left to seeds= and out=")
+    check(not reserved, "setting", ", ".join(reserved), allowed="left to seeds= and out=")
     settings = [
         compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()
     ]
     words = 'two or more, such as a="reward=shaped" b="", or one with a list for envs'
     several = frozenset(name for name, one in zip(groups, settings, strict=True) if listed(one))
-    check(len(groups) >= 2 or bool(several), "groups", ", ".join(groups) or "none", words)
+    check(len(groups) >= 2 or bool(several), "groups", ", ".join(groups) or "none", allowed=words)
     place = own.get("out") or str(Path("runs", "compare", time.strftime("%Y-%m-%d_%H-%M-%S")))
     seeds = _seeds(own.get("seeds", "10"), settings[0].seed)
     out = user_path("out", place).resolve()
-    return Study(experiment, tuple(common), groups, seeds, out, several)
+    return Study(experiment, tuple(common), groups, seeds=seeds, out=out, listed=several)
 
 
 def _seeds(text: str, first: int) -> tuple[int, ...]:
     """The seeds that `text` stands for: a number of them, or a list in brackets."""
     words = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
     is_list = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
-    check(is_list or text.isdecimal(), "seeds", text, words)
+    check(is_list or text.isdecimal(), "seeds", text, allowed=words)
     numbers = [int(one) for one in re.findall(r"\d+", text)]
     seeds = tuple(numbers if is_list else range(first, first + min(*numbers, 10_001)))
-    check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, words)
+    check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, allowed=words)
     return seeds
 
 
@@ -196,7 +196,7 @@ def compare(study: Study, console: Console) -> list[str]:
         rows = comparison.compare_groups(numbers)
         report(console, numbers, rows)
         place = study.out / comparison.RESULT
-        write_text(place, json_line(record(study, complete, numbers, rows)) + "\n")
+        write_text(place, json_line(record(study, complete, numbers, rows=rows)) + "\n")
         console.print(f"written to {place}; runs by group and seed beside it", highlight=False)
         missing = report_in(study.out)
         console.print(f"report   {missing or study.out / NAME}", highlight=False, soft_wrap=True)

@@ -101,7 +101,16 @@ def compare_groups(groups: Numbers) -> list[MeasureComparison]:
     p_values = [signed_rank(one) for one in differences]
     columns = zip(rows, differences, intervals, p_values, holm(p_values), strict=True)
     return [
-        MeasureComparison(group, first, measure, one, interval, p, corrected, len(rows))
+        MeasureComparison(
+            group,
+            first,
+            measure,
+            differences=one,
+            interval=interval,
+            p=p,
+            corrected=corrected,
+            comparisons=len(rows),
+        )
         for (group, measure), one, interval, p, corrected in columns
     ]
 

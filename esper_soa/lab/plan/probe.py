@@ -168,9 +168,9 @@ def main() -> None:
     keep_to_cores(rank, ranks)
     try:
         cfg = settings_in(folder / SETTINGS)
-        counted = count_memory(cfg, folder / f"envs_{rank}", rank, ranks)
+        counted = count_memory(cfg, folder / f"envs_{rank}", rank, ranks=ranks)
         own = replace(cfg, device=str(resolve_device(cfg.device, rank)))
-        result = round_of(own, RunFolder(folder / f"{rank}"), PROBE_SECONDS, program)
+        result = round_of(own, RunFolder(folder / f"{rank}"), PROBE_SECONDS, program=program)
         print(json.dumps(result._asdict() | counted))
     except (UserError, RunMemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -208,7 +208,7 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         short = replace(cfg, rounds=min(2, cfg.rounds), control="none")
         job.cfg = task.cfg = short
         cut = partial(cut_for(task.world.rules), task.world)
-        job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device, cut)
+        job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device, cut=cut)
         built = time.perf_counter()
         for _ in train_rounds(job):
             pass
@@ -293,7 +293,7 @@ def room_of(cfg: TrainConfig, rank: int, ranks: int) -> tuple[int, int, int, flo
     device = resolve_device(cfg.device, rank)
     processes = ranks if device.type == "cpu" else 1
     check_devices(cfg, ranks)
-    check_room(cfg, device, count_samples(cfg.data), processes)
+    check_room(cfg, device, count_samples(cfg.data), processes=processes)
     few, many = numbers_of_envs(cfg, device, processes)
     small, least, large = (
         at_once(needs(replace(cfg, envs=envs), device)) for envs in (few, cfg.envs, many)
@@ -317,9 +317,9 @@ def peak_memory(cfg: TrainConfig, rank: int, folder: Path) -> int:
     own.policy.ppo.epochs = 1
     with run_at_start(own, RunFolder(folder)) as (run_session, job):
         (task,) = job.tasks.values()
-        pace = ProbeProfile(0.0, own.steps, job.device, partial(one_batch, task.world))
+        pace = ProbeProfile(0.0, own.steps, job.device, cut=partial(one_batch, task.world))
         pace.next_full = own.steps
-        request = Round(0, Progress(1, run_session.console, "off"), "", pace)
+        request = Round(0, Progress(1, run_session.console, "off"), "", profile=pace)
         episode = EpisodeRunner(task.world, task.player, request)
         for _ in range(min(FEW_STEPS, own.steps)):
             episode.step_()

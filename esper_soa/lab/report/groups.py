@@ -103,10 +103,10 @@ def standings(groups: Sequence[RunGroup]) -> list[FinishedGroup]:
                 group.label,
                 len(ended),
                 len(group.runs) - len(ended),
-                mean_interval(group.accuracies, CONFIDENCE),
-                mean_interval(gains, CONFIDENCE) if len(gains) == len(ended) else None,
-                mean_of([number(run.summary, "grown", "size") for run in ended]),
-                mean_of([number(run.summary, "grown", "flop") for run in ended]),
+                accuracy=mean_interval(group.accuracies, CONFIDENCE),
+                gain=mean_interval(gains, CONFIDENCE) if len(gains) == len(ended) else None,
+                parameters=mean_of([number(run.summary, "grown", "size") for run in ended]),
+                train_flop=mean_of([number(run.summary, "grown", "flop") for run in ended]),
             )
             rows.append(one)
     return sorted(rows, key=lambda one: -one.accuracy.mean)
@@ -117,7 +117,7 @@ def pairs(groups: Sequence[RunGroup]) -> list[Pair]:
     all_pairs = list(combinations([group for group in groups if group.ended], 2))
     ps = [mann_whitney(one.accuracies, other.accuracies) for one, other in all_pairs]
     results = [
-        Pair(one.label, other.label, _difference(one, other), p, adjusted)
+        Pair(one.label, other.label, _difference(one, other), p=p, adjusted=adjusted)
         for (one, other), p, adjusted in zip(all_pairs, ps, holm(ps), strict=True)
     ]
     return sorted(results, key=lambda pair: pair.p)

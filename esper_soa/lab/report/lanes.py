@@ -49,7 +49,11 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[LaneRound]:
                 hosts = 1 + max(_int(row["env"]) for row in steps)
                 seeds = [row for row in slots if row["stage"] != "empty"]
                 names = list(dict.fromkeys([*run.slots, *(str(row["slot"]) for row in slots)]))
-                rounds.append(LaneRound(run, name, seeds, steps, events, hosts, names))
+                rounds.append(
+                    LaneRound(
+                        run, name, seeds, steps=steps, events=events, hosts=hosts, names=names
+                    )
+                )
     return rounds
 
 

@@ -102,7 +102,7 @@ class Server(ThreadingHTTPServer):
         self.read_at = -MIN_SECONDS
         self.stamp = ""
         self.written = 0.0  # when anything was last written, seconds since 1970
-        self.parts = Parts("", "", "", "", False)
+        self.parts = Parts("", "", "", data="", ended=False)
 
     def look(self) -> tuple[Parts, str]:
         """What is to be shown, and a stamp that changes with it; UserError where no run is."""
@@ -129,7 +129,7 @@ class Server(ThreadingHTTPServer):
             ended = str(parts.ended).lower()
             live = LIVE.format(stamp=stamp, changed=changed, ended=ended)
             programs = [asset("page.js"), asset("live.js")]
-            return 200, "text/html", page_html(parts, programs, SELF, live)
+            return 200, "text/html", page_html(parts, programs, SELF, live=live)
         message: dict[str, object] = {"changed": changed}
         if parse_qs(url.query).get("since") != [stamp]:
             data = json.loads(parts.data)
@@ -150,13 +150,15 @@ def port_of(targets: Sequence[str]) -> int:
     """The port that is asked for; raises SettingError for what is none."""
     named = [one.removeprefix("port=") for one in targets if one.startswith("port=")]
     value = [str(PORT), *named][-1]
-    check(value.isdecimal() and int(value) < 2**16, "port", value, "a number from 0 to 65535")
+    check(
+        value.isdecimal() and int(value) < 2**16, "port", value, allowed="a number from 0 to 65535"
+    )
     return int(value)
 
 
 def watch(folders: Sequence[str], port: int) -> None:
     """Serve until the process is stopped (Interrupted); UserError for what cannot be served."""
-    check(bool(folders), "RUN", "", "the folder of a run, or one that holds some")
+    check(bool(folders), "RUN", "", allowed="the folder of a run, or one that holds some")
     os.nice(NICENESS)
     program = bundle()
     try:

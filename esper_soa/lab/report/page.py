@@ -63,8 +63,8 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
         links + '<a href="#settings">Settings</a>',
         f"\n{_opening(runs, groups)}{body}{details(runs)}<footer>Written by esper_soa "
         f"{escape(metadata.version('esper-soa'))}. This file works offline.</footer>\n",
-        _data(sections, tables),
-        state_of(runs)[1],
+        data=_data(sections, tables),
+        ended=state_of(runs)[1],
     )
 
 

@@ -109,11 +109,11 @@ def read_run(path: Path, label: str = "") -> RunRecord:
         path,
         label or path.name,
         read_settings(folder.config),
-        _text(folder.overrides).splitlines(),
-        read_json(folder.versions),
-        read_lines(folder.metrics),
-        read_lines(folder.episodes),
-        read_json(folder.summary),
+        overrides=_text(folder.overrides).splitlines(),
+        versions=read_json(folder.versions),
+        rounds=read_lines(folder.metrics),
+        episodes=read_lines(folder.episodes),
+        summary=read_json(folder.summary),
     )
 
 

@@ -69,7 +69,7 @@ def make_drawing(groups: Sequence[RunGroup]) -> tuple[list[Section], dict[str, T
         words = [section["words"], section.get(kind, "")]
         words += [sentence for name, sentence in section.get("else", {}).items() if name not in ids]
         text = " ".join(sentence for sentence in words if sentence)
-        sections.append(Section(section["id"], section["title"], text, figures))
+        sections.append(Section(section["id"], section["title"], text, figures=figures))
     return sections, tables
 
 
@@ -146,7 +146,7 @@ def _figure(chart_entry: dict, tables: Mapping[str, Table], runs: Sequence[RunRe
         rows = min(lanes.hosts_on_screen(len(slots)), hosts) * (len(slots) + lanes.HEAD)
         entry |= {"lane_axis": _lane_axis(slots, rows), "lane_domain": [-rows, 0]}
         height = LANE * rows
-    spec = chart(entry["kind"], entry["title"], height, entry)
+    spec = chart(entry["kind"], entry["title"], height, values=entry)
     return {name: entry[name] for name in SAME} | {
         "spec": spec,
         "data": sorted({layer["data"]["name"] for layer in spec["layer"]}),

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         path = Path(NAME) if len(options.runs) > 1 else user_path("RUN", options.runs[0]) / NAME
         if options.out:
             path = user_path("-o", options.out)
-        check(not path.exists() or path.is_file(), "-o", path, "a file, which is replaced")
+        check(not path.exists() or path.is_file(), "-o", path, allowed="a file, which is replaced")
         write_text(path, page_of(find_runs(options.runs), bundle()))
         print(path)
 

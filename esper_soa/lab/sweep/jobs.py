@@ -106,7 +106,7 @@ def run_job(task: Task, composed: DictConfig) -> float | None:
         return ended.value
     if has_separate_process(HydraConfig.get()):
         return run_here(task, composed)
-    return watch(task, composed, sweep, job)
+    return watch(task, composed, sweep, job=job)
 
 
 def finished_record(

@@ -58,8 +58,14 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
         return
     setting = "hydra/launcher=submitit_slurm"
     reason = "A job that is preempted is started again and must find its folder."
-    check(resume == "auto", "resume", resume or "''", f"auto with {setting}", reason)
-    check(named, "run_dir", "''", f"a folder that all machines see with {setting}", reason)
+    check(resume == "auto", "resume", resume or "''", allowed=f"auto with {setting}", remedy=reason)
+    check(
+        named,
+        "run_dir",
+        "''",
+        allowed=f"a folder that all machines see with {setting}",
+        remedy=reason,
+    )
     if shutil.which("sbatch") is None:
         remedy = "Start the sweep on a machine of the cluster"
         raise UserError(f"{setting}: there is no sbatch here. {remedy}")
@@ -115,9 +121,9 @@ def check_job(hydra: HydraConf, settings: TrainConfig) -> None:
         pruner = hydra.sweeper["pruner"]
         remedy = "The processes of a run cannot be ended by what one of them is told."
         allowed = f"none with ranks={settings.ranks}"
-        check(pruner == "none", "hydra.sweeper.pruner", pruner, allowed, remedy)
+        check(pruner == "none", "hydra.sweeper.pruner", pruner, allowed=allowed, remedy=remedy)
 
 
 def _check_resume(resume: str) -> None:
     allowed = "auto, as the jobs of a sweep cannot share a checkpoint"
-    check(resume in ("", "auto"), "resume", resume, allowed)
+    check(resume in ("", "auto"), "resume", resume, allowed=allowed)

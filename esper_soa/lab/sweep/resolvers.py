@@ -20,7 +20,7 @@ def modulo(number: int | None, count: int) -> int:
     if not isinstance(number, int) or not isinstance(count, int) or count < 1:
         remedy = "A job has its number in a sweep (-m) alone." if number is None else ""
         allowed = "a whole number, and a count of at least 1"
-        raise SettingError("modulo", f"{number},{count}", allowed, remedy)
+        raise SettingError("modulo", f"{number},{count}", allowed, remedy=remedy)
     return number % count
 
 

@@ -63,14 +63,14 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
         raise UserError(f"hydra/sweeper=optuna_search: searches over trainings. {remedy}")
     params = [f"{key}={value}" for key, value in settings.params.items()]
     space = space_of([*params, *arguments])
-    study = open_study(settings, sweep, space, config.resume == "auto")
+    study = open_study(settings, sweep, space, resume=config.resume == "auto")
     OmegaConf.save(config, sweep / "multirun.yaml")
     running = [one.number for one in study.trials if one.state == TrialState.RUNNING]
     while running or len(study.trials) < settings.n_trials:
         count = min(settings.n_jobs, settings.n_trials - len(study.trials))
         running = running or [study.ask(space.searched).number for _ in range(count)]
         batch = first_batch(running, settings.n_jobs)
-        run_trials(study, space, launcher, batch, sweep)
+        run_trials(study, space, launcher, numbers=batch, sweep=sweep)
         running = running[len(batch) :]
     ended = [one for one in study.trials if one.state == TrialState.COMPLETE]
     if not ended:
@@ -124,7 +124,12 @@ def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) ->
     check_choice("hydra.sweeper.pruner", settings.pruner, PRUNERS)
     for name, least in MINIMA.items():
         valid = isinstance(settings[name], int) and settings[name] >= least
-        check(valid, f"hydra.sweeper.{name}", settings[name], f"a whole number of at least {least}")
+        check(
+            valid,
+            f"hydra.sweeper.{name}",
+            settings[name],
+            allowed=f"a whole number of at least {least}",
+        )
     if (sweep / STUDY).exists() and not resume:
         raise UserError(
             f"run_dir={sweep}: already holds a search. Choose another folder, or go on with "

@@ -47,7 +47,7 @@ def launch(
         try:
             job.results()
         except (FailedJobError, UncompletedJobError) as error:
-            lost_record = JobRecord(number, list(overrides[number - first]), "", WAITING)
+            lost_record = JobRecord(number, list(overrides[number - first]), "", status=WAITING)
             record = read_records(sweep, number).get(number, lost_record)
             if record.status in (BEGUN, WAITING):
                 reason = f"ended by the system ({job.state}): {one_line(error)}"

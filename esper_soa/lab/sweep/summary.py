@@ -71,7 +71,7 @@ def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
     overrides = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
     return [
-        records.get(number, JobRecord(number, combination, "", WAITING))
+        records.get(number, JobRecord(number, combination, "", status=WAITING))
         for number, combination in enumerate(jobs)
     ]
 

@@ -35,7 +35,7 @@ class EnvsTable:
         if self._latest is None:
             return table
         number, step, numbers = self._latest
-        record = unpack(self._legend, number, np.array([step]), numbers[None])
+        record = unpack(self._legend, number, np.array([step]), numbers=numbers[None])
         table.title = f"round {number}, env-step {step}"
         for env in range(min(len(numbers), MAX_SHOWN_ENVS)):
             slots = [self._slot(record, env, slot) for slot in range(len(self._legend.slots))]

@@ -51,10 +51,12 @@ def seed_events(record: RoundRecord) -> list[Event]:
     return [
         Event("germinated", (before == Stage.EMPTY) & (after != Stage.EMPTY), ACTION),
         *(
-            Event("refused", by_op[Op.ADVANCE] & ~success & (before == PATH[gate]), ACTION, gate)
+            Event(
+                "refused", by_op[Op.ADVANCE] & ~success & (before == PATH[gate]), ACTION, gate=gate
+            )
             for gate in range(3)
         ),
-        Event("refused", by_op[Op.FOSSILIZE] & ~success, ACTION, 3),
+        Event("refused", by_op[Op.FOSSILIZE] & ~success, ACTION, gate=3),
         Event("retargeted", by_op[Op.SET_ALPHA_TARGET] & success, ACTION),
         Event("fading", pruned & survives, ACTION),
         *_passages(before, after, by_op[Op.ADVANCE] & success),
@@ -71,7 +73,7 @@ def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> li
     for gate, source in enumerate(PATH[:-1]):
         crosses = np.isin(start, PATH[: gate + 1]) & np.isin(after, PATH[gate + 1 :])
         by_action = (advanced & (before == source)) | (PATH[gate + 1] == Stage.FOSSILIZED)
-        rows.append(Event(PASSED[gate], crosses, np.where(by_action, ACTION, AUTOMATIC), gate))
+        rows.append(Event(PASSED[gate], crosses, np.where(by_action, ACTION, AUTOMATIC), gate=gate))
     return rows
 
 

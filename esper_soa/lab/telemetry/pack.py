@@ -137,4 +137,4 @@ def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) 
     for name, size in sizes.items():
         places[name] = slice(begin, begin + size) if size else begin
         begin += size or 1
-    return RoundRecord(legend, number, steps, numbers, places)
+    return RoundRecord(legend, number, steps, numbers=numbers, places=places)

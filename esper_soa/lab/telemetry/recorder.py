@@ -155,7 +155,7 @@ class TableRecorder(TableFolder):
     def _make(self, facts: dict[str, str]) -> None:
         """The files of the round in progress as far as it has come."""
         numbers = np.stack(list(self._steps.values()))
-        record = unpack(self._legend, self._round, np.array(list(self._steps)), numbers)
+        record = unpack(self._legend, self._round, np.array(list(self._steps)), numbers=numbers)
         files = {}
         for table in self._tables:
             rows = MAKERS[table](record)

@@ -118,7 +118,7 @@ class Tracking(Callback):
     def start(self, tracked: TrackedRun, state: TrackerState) -> None:
         """Give each tracker a thread."""
         for name, open_ in self.openers.items():
-            send = make_sender(name, open_, tracked, state)
+            send = make_sender(name, open_, tracked, state=state)
             self._workers[name] = Worker[Line](f"track {name}", send, LIMIT)
 
     def on_round_end(self, run: RunView | None, metrics: Mapping[str, Json]) -> None:

@@ -167,7 +167,9 @@ def check_work(source: BatchSource, train_samples: int, val_samples: int) -> Non
     ):
         allowed = f"at most {available}, the {kind} {source.spec.name} of {source.name}"
         others = f"{change} data.validation_images, or choose a larger data set."
-        check(value <= available, setting, value, allowed, f"Lower {setting}, {others}")
+        check(
+            value <= available, setting, value, allowed=allowed, remedy=f"Lower {setting}, {others}"
+        )
 
 
 def check_inputs(source: BatchSource, host: str, shape: tuple[int, ...]) -> None:
@@ -175,7 +177,7 @@ def check_inputs(source: BatchSource, host: str, shape: tuple[int, ...]) -> None
     spec = source.spec
     allowed = f"a host of {spec.name} {list(spec.shape)}, not of inputs {list(shape)}"
     remedy = f"Or choose other data than {source.name} with data.name."
-    check(spec.shape == shape, "task.host", host, allowed, remedy)
+    check(spec.shape == shape, "task.host", host, allowed=allowed, remedy=remedy)
 
 
 def check_classes(source: BatchSource, num_classes: int) -> None:
@@ -183,8 +185,14 @@ def check_classes(source: BatchSource, num_classes: int) -> None:
     setting = "task.num_classes"
     own = source.num_classes
     allowed = f"{own}, the classes of {source.name}"
-    check(own in (None, num_classes), setting, num_classes, allowed, f"Give {setting}={own}.")
+    check(
+        own in (None, num_classes),
+        setting,
+        num_classes,
+        allowed=allowed,
+        remedy=f"Give {setting}={own}.",
+    )
     parts = source.train_labels, source.val_labels, source.test_labels
     num_found = 1 + max(int(labels.max()) for labels in parts)
     allowed = f"at least {num_found}, the classes of {source.name}"
-    check(num_classes >= num_found, setting, num_classes, allowed)
+    check(num_classes >= num_found, setting, num_classes, allowed=allowed)

@@ -48,7 +48,12 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
     if not is_reference(cfg.name):
         return IMAGES
     spec = vars(find(DATASET, cfg.name, "data.name")).get("spec")
-    check(isinstance(spec, SampleSpec), "data.name", cfg.name, "a class with a SampleSpec as spec")
+    check(
+        isinstance(spec, SampleSpec),
+        "data.name",
+        cfg.name,
+        allowed="a class with a SampleSpec as spec",
+    )
     return cast(SampleSpec, spec)
 
 
@@ -78,7 +83,9 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         raise SettingError("data.root", "", f"{expected} when data.name={cfg.name}")
     if cfg.name == "given":
         remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
-        raise SettingError("data.name", cfg.name, "npz, or another set that can be read", remedy)
+        raise SettingError(
+            "data.name", cfg.name, "npz, or another set that can be read", remedy=remedy
+        )
     reason = "asked for by data.name"
     if cfg.name == "auto":
         state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
@@ -91,10 +98,10 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         share = f"{SUBSET} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
         text = f"{share if size < CIFAR10_IMAGES else ''}CIFAR-10 from {place} ({reason})"
         parts = (*set_aside(train, cfg), test)
-        return image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text).to(device)
+        return image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text=text).to(device)
     if cfg.name == "synthetic":
         num_val = cfg.validation_images or cfg.synthetic_test
-        return synthetic(cfg.synthetic_train, num_val, device, cfg.synthetic_test)
+        return synthetic(cfg.synthetic_train, num_val, device, test=cfg.synthetic_test)
     return _fashion32(reason, cfg).to(device)
 
 
@@ -108,7 +115,7 @@ def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
             parts.append((np.repeat(grey[..., None], 3, axis=3), labels))
     text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
     sets = (*set_aside(parts[0], cfg), parts[1])
-    return image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text)
+    return image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text=text)
 
 
 def synthetic(train: int, val: int, device: torch.device | str, test: int = 1) -> ImageSet:
@@ -125,4 +132,4 @@ def synthetic(train: int, val: int, device: torch.device | str, test: int = 1) -
     values = parts[0][0].reshape(-1, 3) / 255.0
     statistics = tuple(values.mean(0).tolist()), tuple(values.std(0).tolist())
     text = "synthetic images, asked for by data.name"
-    return image_set("synthetic", parts, statistics, text).to(device)
+    return image_set("synthetic", parts, statistics, text=text).to(device)

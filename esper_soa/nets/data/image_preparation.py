@@ -48,7 +48,9 @@ def read_npz(
     if own is not None and not names:
         actual = f"{own.name} has shape {list(own.shape)} and type {own.dtype}"
         is_text = len(own.shape) == 1 and own.dtype.kind == "U"
-        check_data(is_text, actual, "be a list of texts", "Save numpy.array(['cat', 'dog']).")
+        check_data(
+            is_text, actual, "be a list of texts", remedy="Save numpy.array(['cat', 'dog'])."
+        )
         names = own.whole().tolist()
     count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2])
     packed = path.stat().st_size
@@ -57,7 +59,7 @@ def read_npz(
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     origin = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason})"
-    images = prepare(parts, cfg, names, origin)
+    images = prepare(parts, cfg, names, origin=origin)
     return replace(images, name=one_line(Path(cfg.root).stem), file_sha256=sha256)
 
 
@@ -74,7 +76,9 @@ def _parts(path: Path, where: str) -> dict[str, LazyArray]:
     missing = [key for key in KEYS[:4] if key not in parts]
     names_text = ", ".join(map(one_line, names[:8])) or "no arrays"
     message = f"{where}: lacks {', '.join(missing)}"
-    check_data(not missing, message, f"have {', '.join(KEYS[:4])}", f"It holds {names_text}.")
+    check_data(
+        not missing, message, f"have {', '.join(KEYS[:4])}", remedy=f"It holds {names_text}."
+    )
     return parts
 
 
@@ -101,11 +105,11 @@ def prepare(
     for name, part in images.items():
         problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
         remedy = "Prepare all parts in one way."
-        check_data(sizes[name] == first, f"{part.name}: {problem}", "be the same", remedy)
+        check_data(sizes[name] == first, f"{part.name}: {problem}", "be the same", remedy=remedy)
     setting = f"{cfg.path}resize"
     inner = inner_size(*first[:2], cfg.resize, setting)
     colors = {
-        name: (_as_color(part, cfg.layout, first, inner), labels[name])
+        name: (_as_color(part, cfg.layout, first, inner=inner), labels[name])
         for name, part in images.items()
     }
     train = colors.pop("train")  # so that none is kept twice
@@ -120,7 +124,9 @@ def prepare(
         f"{num_classes} classes" + (f": {', '.join(listed)}" if names else ""),
     )
     extra = repr(((mean, std), num_classes)).encode()
-    result = image_set("images", (train, val, colors["test"]), (mean, std), origin, extra)
+    result = image_set(
+        "images", (train, val, colors["test"]), (mean, std), text=origin, extra=extra
+    )
     return replace(result, num_classes=num_classes, class_names=tuple(names), notes=notes)
 
 
@@ -137,17 +143,17 @@ def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
     height, width, channels = full[1:] if last else (*full[2:], full[1])
     if channels not in (1, IMAGE_CHANNELS):
         problem += f", which is {channels} channels with {layout}"
-        check_data(False, problem, order, _channel_remedy(shape, cfg))
+        check_data(False, problem, order, remedy=_channel_remedy(shape, cfg))
     problem = f"{part.name} has {shape[0]} images"
     check_data(1 <= shape[0] <= MAX_IMAGES, problem, f"have 1 to {MAX_IMAGES}")
     problem = f"{part.name} has images of {height}x{width} pixels"
     remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
     fits = min(height, width) >= 1 and max(height, width) <= MAX_SIDE
-    check_data(fits, problem, f"have 1 to {MAX_SIDE} a side", remedy)
+    check_data(fits, problem, f"have 1 to {MAX_SIDE} a side", remedy=remedy)
     supported = part.dtype == np.uint8 or part.dtype.kind == "f"
     allowed = "be uint8, from 0 to 255, or float, from 0 to 1"
     remedy = "Convert whole numbers from 0 to 255 with .astype(numpy.uint8)."
-    check_data(supported, f"{part.name} has type {part.dtype}", allowed, remedy)
+    check_data(supported, f"{part.name} has type {part.dtype}", allowed, remedy=remedy)
     return height, width, channels
 
 
@@ -168,19 +174,21 @@ def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
     if len(shape) == 2 and shape[1] != 1:
         remedy = "Sets with several labels per image, as ChestMNIST, cannot be used; "
         remedy += "of one-hot labels take .argmax(1)."
-        check_data(False, f"{problem}, {shape[1]} labels per image", allowed, remedy)
+        check_data(False, f"{problem}, {shape[1]} labels per image", allowed, remedy=remedy)
     check_data(len(shape) in (1, 2), problem, allowed)
     problem = f"{part.name} has {shape[0]} labels, but {images.name} has {images.shape[0]} images"
     check_data(shape[0] == images.shape[0], problem, "be as many")
     allowed = "be whole numbers, the classes from 0 on"
     problem = f"{part.name} has type {part.dtype}"
-    check_data(part.dtype.kind in "iu", problem, allowed, "Convert with .astype(numpy.int64).")
+    check_data(
+        part.dtype.kind in "iu", problem, allowed, remedy="Convert with .astype(numpy.int64)."
+    )
     values = part.whole().reshape(-1)
     is_bad = (values < 0) | (values >= MAX_CLASSES)
     at = int(is_bad.argmax())
     allowed = f"be classes from 0 to {MAX_CLASSES - 1} at most"
     problem = f"{part.name} holds {values[at]} at {at}"
-    check_data(not is_bad[at], problem, allowed, "Number them from 0 on.")
+    check_data(not is_bad[at], problem, allowed, remedy="Number them from 0 on.")
     return values.astype(np.int64)
 
 
@@ -196,9 +204,11 @@ def _num_classes(
     texts = all(isinstance(one, str) and one.strip() for one in names)
     different = texts and len(set(names)) == len(names) and 2 <= len(names) <= MAX_CLASSES
     allowed = f"2 to {MAX_CLASSES} different texts, none empty"
-    check(different, CLASS_NAMES, ", ".join(map(str, names)), allowed)
+    check(different, CLASS_NAMES, ", ".join(map(str, names)), allowed=allowed)
     allowed = f"be at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
-    check_data(last < len(names), f"{where} holds {last}", allowed, "Name every class, or none.")
+    check_data(
+        last < len(names), f"{where} holds {last}", allowed, remedy="Name every class, or none."
+    )
     return len(names)
 
 
@@ -207,7 +217,13 @@ def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, i
     longer = max(height, width)
     size = IMAGE_SIZE
     allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
-    check(rule != "pad" or longer <= size, setting, rule, allowed, f"Hosts see {size}x{size}.")
+    check(
+        rule != "pad" or longer <= size,
+        setting,
+        rule,
+        allowed=allowed,
+        remedy=f"Hosts see {size}x{size}.",
+    )
     if rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size):
         return height, width
     if rule == "stretch":
@@ -258,7 +274,7 @@ def _as_color(
                 at = np.argwhere(is_bad)[0]
                 problem = f"{part.name} holds {rows[tuple(at)]} in image {first + int(at[0])}"
                 remedy = "Divide by 255, or give uint8, and replace what is not a number."
-                check_data(False, problem, "be from 0 to 1", remedy)
+                check_data(False, problem, "be from 0 to 1", remedy=remedy)
             rows = np.rint(rows.astype(np.float64) * 255).astype(np.uint8)
         if rows.ndim == 4 and layout == "nchw":
             rows = np.moveaxis(rows, 1, 3)

@@ -202,7 +202,7 @@ def set_aside(train: Part, cfg: DataConfig) -> tuple[Part, Part]:
     total = len(labels)
     num_aside = cfg.validation_images or min(total // 5, MOST_ASIDE)
     allowed = f"1 to {total - 1}, so that some of the {total} training images are left"
-    cfg.require(0 < num_aside < total, "validation_images", allowed, "Or give more images.")
+    cfg.require(0 < num_aside < total, "validation_images", allowed, remedy="Or give more images.")
     aside = np.zeros(total, bool)
     aside[random_permutations(torch.tensor([ASIDE]), total)[0, :num_aside].numpy()] = True
     return (images[~aside], labels[~aside]), (images[aside], labels[aside])

@@ -149,7 +149,9 @@ class TrainingImages(NamedTuple):
     def crops(self, envs: Tensor, index: int, count: int = 1) -> ImageCrops:
         """The images of `count` batches from `index` on, uncut [n, count * B]."""
         indices, keys, start = self.draw.batches(envs, index, count)
-        cut = training_crops(self.bank.of(envs), indices, keys, start, self.draw.augment)
+        cut = training_crops(
+            self.bank.of(envs), indices, keys, start=start, augment=self.draw.augment
+        )
         noise = self.draw.label_noise
         return cut if noise is None else cut._replace(labels=noise.of(envs, indices, cut.labels))
 

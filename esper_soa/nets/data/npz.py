@@ -46,7 +46,7 @@ def lazy_array(name: str, array: np.ndarray) -> LazyArray:
         for first in range(0, len(array), at_once):
             yield array[first : first + at_once]
 
-    return LazyArray(name, array.shape, array.dtype, rows)
+    return LazyArray(name, array.shape, array.dtype, rows=rows)
 
 
 def npz_arrays(
@@ -67,7 +67,7 @@ def npz_arrays(
 
 def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
     packing = f"{name} is packed by method {member.compress_type}"
-    check_data(member.compress_type in PACKINGS, packing, "be stored or deflated", REMEDY)
+    check_data(member.compress_type in PACKINGS, packing, "be stored or deflated", remedy=REMEDY)
     with _data_errors(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         begin = io.BytesIO(stream.read(HEADER_BYTES))
         readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -97,14 +97,14 @@ def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
                 yield values.reshape((count, *shape[1:]), order="F" if fortran else "C")
                 left -= count
 
-    return LazyArray(name, shape, dtype, rows)
+    return LazyArray(name, shape, dtype, rows=rows)
 
 
 def check_ratio(problem: str, packed: int, size: int) -> None:
     """Raise DataError, which tells the `problem`, where `packed` bytes become `size`, far more."""
     remedy = "Save images with numpy.savez, uncompressed."
     bounded = size <= SMALL_BYTES + MAX_RATIO * packed
-    check_data(bounded, problem, f"be at most {MAX_RATIO} times as many", remedy)
+    check_data(bounded, problem, f"be at most {MAX_RATIO} times as many", remedy=remedy)
 
 
 @contextmanager

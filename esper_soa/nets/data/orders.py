@@ -75,9 +75,11 @@ def permutation_values(keys: Tensor, places: Tensor, size: int) -> Tensor:
     """
     rows, columns = grid(size)
     round_keys = [fold(keys, number)[:, None] for number in range(ROUNDS)]
-    index = _permute_places(places.expand(keys.shape[0], -1), round_keys, rows, columns)
+    index = _permute_places(places.expand(keys.shape[0], -1), round_keys, rows, columns=columns)
     for _ in range(rows * columns - size):
-        index = torch.where(index < size, index, _permute_places(index, round_keys, rows, columns))
+        index = torch.where(
+            index < size, index, _permute_places(index, round_keys, rows, columns=columns)
+        )
     return index
 
 
@@ -106,7 +108,9 @@ def validation_order(
     num_val: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Validation samples int64 [V] of every env: the first of a fixed shuffle by seed."""
-    key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
+    key = stream_keys(
+        seed, VALIDATION_SET, (), envs=torch.zeros(1, dtype=torch.int64, device=device)
+    )
     return random_permutations(key, num_val)[0, :val_samples].long()
 
 
@@ -115,7 +119,7 @@ def members_of_share(order: Tensor, share: float | Tensor, seed: int, size: int)
     `order` [n, m] from all. What it takes follows from the seed, and a larger share takes it too.
     All of them are drawn as they are.
     """
-    key = stream_keys(seed, DATA_SHARE, (), torch.zeros_like(order[:1, 0]))
+    key = stream_keys(seed, DATA_SHARE, (), envs=torch.zeros_like(order[:1, 0]))
     count = torch.as_tensor(share * size, device=order.device).round().clamp(min=1).long()
     count = count.view(-1, 1)
     members = random_permutations(key, size)[0].long()
@@ -143,16 +147,28 @@ def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate:
         f"{samples} of {source.name} give every env a batch of {batch_size}"
     )
     remedy = "Lower envs or batch_size, or set data.split=false."
-    check(num_train >= total_batch, "envs", num_envs, allowed, remedy)
+    check(num_train >= total_batch, "envs", num_envs, allowed=allowed, remedy=remedy)
     num_batches = num_train // total_batch
     allowed = f"a divisor of {num_batches}, the batches per env-step with data.split=true"
-    check(num_batches % accumulate == 0, "accumulate", accumulate, allowed)
+    check(num_batches % accumulate == 0, "accumulate", accumulate, allowed=allowed)
     reason = f"so that the validation {samples} of {source.name} give every env one"
     allowed = f"at most {num_val} with data.split=true, {reason}"
-    check(num_val >= num_envs, "envs", num_envs, allowed, "Lower envs, or set data.split=false.")
+    check(
+        num_val >= num_envs,
+        "envs",
+        num_envs,
+        allowed=allowed,
+        remedy="Lower envs, or set data.split=false.",
+    )
     full_batches, rest = divmod(num_val, total_batch)
     tested_samples = full_batches * batch_size + -(-rest // num_envs)
-    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested_samples)
+    return Split(
+        num_envs,
+        batch_size,
+        num_batches,
+        train_samples=batch_size * num_batches,
+        val_samples=tested_samples,
+    )
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:

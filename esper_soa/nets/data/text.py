@@ -32,7 +32,9 @@ REMEDY = "save it as UTF-8"
 def text_spec(context: int) -> SampleSpec:
     """What sequences of `context` tokens are like."""
     shape = (context,)
-    return SampleSpec("sequences", shape, context, context, num_targets=context, perplexity=True)
+    return SampleSpec(
+        "sequences", shape, context, test_bytes=context, num_targets=context, perplexity=True
+    )
 
 
 class TrainingSequences(NamedTuple):
@@ -172,7 +174,14 @@ def load_text(cfg: DataConfig) -> TextSet:
     count = 256
     if cfg.tokenizer != BYTES:
         content, count = tokens.encode(content, cfg.tokenizer)
-    return text_set(name, text, torch.from_numpy(content), cfg.context, count, cfg.tokenizer)
+    return text_set(
+        name,
+        text,
+        torch.from_numpy(content),
+        context=cfg.context,
+        num_tokens=count,
+        tokenizer=cfg.tokenizer,
+    )
 
 
 def text_set(
@@ -181,7 +190,15 @@ def text_set(
     """A set of the tokens `content`, of which `text` tells the origin; DataError for too few."""
     digest = hashlib.sha256(content.numpy().data)
     digest.update(context.to_bytes(8, "little"))
-    found = TextSet(name, "", digest.hexdigest(), content, context, num_tokens, tokenizer)
+    found = TextSet(
+        name,
+        "",
+        digest.hexdigest(),
+        tokens=content,
+        context=context,
+        num_tokens=num_tokens,
+        tokenizer=tokenizer,
+    )
     counts = [found.bounds[part][1] - found.bounds[part][0] for part in PARTS]
     if min(counts) <= context:
         few = f"{len(content):,} tokens are too few for sequences of data.context={context}"

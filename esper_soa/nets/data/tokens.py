@@ -28,7 +28,7 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
         tokenizer = kind.from_file(name) if os.path.exists(name) else kind.from_pretrained(name)
     except Exception as error:
         allowed = "bytes, a tokenizer.json, or the name of a tokenizer that the hub has"
-        raise SettingError("data.tokenizer", name, allowed, f"{one_line(error)}.") from error
+        raise SettingError("data.tokenizer", name, allowed, remedy=f"{one_line(error)}.") from error
     digest = hashlib.sha256(content.data)
     digest.update(tokenizer.to_str().encode())
     path = _folder() / f"{digest.hexdigest()}.tokens"

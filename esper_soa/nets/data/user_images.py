@@ -67,28 +67,28 @@ def images(
     """
     name = choices.pop("name", None)
     names = choices.pop("class_names", [])
-    check(name is None or isinstance(name, str), "name", name, "a text")
-    check(isinstance(names, list | tuple), "class_names", names, "a list of texts")
+    check(name is None or isinstance(name, str), "name", name, allowed="a text")
+    check(isinstance(names, list | tuple), "class_names", names, allowed="a list of texts")
     known = (*PREPARATION, "validation_images")
     for choice in choices.keys() - set(known):
         remedy = "There are " + ", ".join(known) + "."
-        check(False, choice, "...", "left out: there is no such setting", remedy)
+        check(False, choice, "...", allowed="left out: there is no such setting", remedy=remedy)
     cfg = Arguments(name="npz", **choices)  # type: ignore[misc]
     others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
     validation = {"val": val, "val_labels": val_labels}
     if isinstance(train, str | PathLike):
         for argument, value in (others | validation).items():
             allowed = "left out: train is a file, which holds all parts"
-            check(value is None, argument, "...", allowed)
+            check(value is None, argument, "...", allowed=allowed)
         cfg.root = fspath(train)
-        result = read_npz(cfg, "handed over", names, "train")
+        result = read_npz(cfg, "handed over", names, setting="train")
     else:
         named = {"train": train} | others
         if val is not None or val_labels is not None:
             named |= validation
         parts = [lazy_array(argument, _numpy(argument, value)) for argument, value in named.items()]
         origin = "own images from arrays, handed over"
-        result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names, origin)
+        result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names, origin=origin)
     result = replace(result, name=name or result.name)
     LOGGER.info("data     %s", result)
     return result
@@ -102,7 +102,7 @@ def _numpy(argument: str, value: object) -> np.ndarray:
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         allowed = "a numpy array or a torch tensor"
         remedy = "Lists become one with numpy.stack, masked arrays with .filled(0)."
-        raise SettingError(argument, type(value).__name__, allowed, remedy)
+        raise SettingError(argument, type(value).__name__, allowed, remedy=remedy)
     return value
 
 

@@ -104,7 +104,7 @@ class ConvSegment:
     def train(self, run: segments.Forward, values: segments.Values, x: Tensor) -> Tensor:
         kernel, scale, shift = values.parameters
         mean, variance = values.statistics
-        x = batched.batch_norm(batched.conv2d(x, kernel), scale, shift, mean, variance)
+        x = batched.batch_norm(batched.conv2d(x, kernel), scale, shift, mean=mean, var=variance)
         return self._through_slots(run, x)
 
     def fold(self, values: segments.Values) -> list[Tensor]:

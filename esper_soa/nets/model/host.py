@@ -130,7 +130,14 @@ def host_shape(
     parameters = Table(tuple(one for segment in chain for one in segment.parameters))
     statistics = Table(tuple(one for segment in chain for one in segment.statistics))
     modules = host if isinstance(host, InitialRows) else None
-    return HostShape(tuple(chain), slots, parameters, statistics, blueprints, modules)
+    return HostShape(
+        tuple(chain),
+        slots,
+        parameters,
+        statistics=statistics,
+        blueprints=blueprints,
+        modules=modules,
+    )
 
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:
@@ -170,11 +177,11 @@ def train_loss(
     by batch statistics; running ones [n * numbers] move in place. noise: as of Forward.
     """
     x, labels = batch
-    run = Forward(filler, parameters[0].shape[0], parameters[0].dtype, noise)
+    run = Forward(filler, parameters[0].shape[0], parameters[0].dtype, noise=noise)
     *body, (_, own) = split_values(shape.segments, parameters, statistics)
     for segment, values in body:
         x = segment.train(run, values, x)
-    return shape.head.train_loss(run, own, x, labels)
+    return shape.head.train_loss(run, own, x, labels=labels)
 
 
 def fold_batch_norm(
@@ -189,7 +196,7 @@ def evaluate_forward(
     shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: segments.SlotFiller
 ) -> Tensor:
     """Logits [rows * B, n, classes] with running statistics; `filler` may multiply alpha rows."""
-    run, x = _features(shape, folded, x, filler)
+    run, x = _features(shape, folded, x, filler=filler)
     return shape.head.infer(run, folded[-1], x)
 
 
@@ -201,8 +208,8 @@ def evaluate_loss(
     row: int,
 ) -> tuple[Tensor, Tensor]:
     """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n]; else as above."""
-    run, x = _features(shape, folded, batch[0], filler)
-    return shape.head.measure(run, folded[-1], x, batch[1], row)
+    run, x = _features(shape, folded, batch[0], filler=filler)
+    return shape.head.measure(run, folded[-1], x, labels=batch[1], row=row)
 
 
 def _features(

@@ -132,7 +132,7 @@ class Start:
     def tensor(self, shape: tuple[int, ...], fan_in: int = 1) -> Parameter:
         """A parameter tensor of `shape`, in a layer of which an output sums up `fan_in` inputs."""
         bound = 1.0 / math.sqrt(fan_in) if self.spread else 0.0
-        return Parameter(shape, bound, self.value, self.cleared)
+        return Parameter(shape, bound, self.value, cleared=self.cleared)
 
 
 SPREAD = Start(spread=True)
@@ -280,7 +280,7 @@ class SoftNorm(Part):
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         strength, scale, shift = parameters
         factor = batched.per_channel(torch.tanh(strength), scale.shape[1])
-        normalised = batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
+        normalised = batched.group_norm(x, norm_groups(scale.shape[1]), scale, bias=shift)
         return x + factor * (normalised - x)
 
 
@@ -332,7 +332,7 @@ class Excite(Part):
         return self.squeeze.products(inputs, inputs, channels)
 
     def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
-        return (self.squeeze.layer("Excite", inputs, inputs, channels),)
+        return (self.squeeze.layer("Excite", inputs, inputs, channels=channels),)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         return x * self.squeeze.forward(parameters, x).flatten(1)[..., None, None]

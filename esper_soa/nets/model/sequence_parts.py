@@ -34,7 +34,9 @@ class Dense(SequencePart):
 
     def parameters(self, inputs: int, channels: int) -> tuple[parts.Parameter, ...]:
         """Weight [O, I] and, where it has one, bias [O]."""
-        return parts.linear_parameters(inputs, self.outputs.of(channels), self.start, self.bias)
+        return parts.linear_parameters(
+            inputs, self.outputs.of(channels), self.start, bias=self.bias
+        )
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
         return positions * inputs * self.outputs.of(channels)

@@ -27,7 +27,7 @@ def drop(rows: Tensor, keys: Tensor | None, site: int, rate: float) -> Tensor:
     """Rows [n, R, C] behind dropout at a place of the network; as they are without `keys`."""
     if keys is None:
         return rows
-    factors = sequences.dropout_factors(keys, site, tuple(rows.shape[1:]), rate)
+    factors = sequences.dropout_factors(keys, site, tuple(rows.shape[1:]), rate=rate)
     return rows * factors.to(rows.dtype)
 
 
@@ -71,7 +71,7 @@ class Embedding(segments.StatelessSegment):
         first = self.tokens * torch.arange(num_nets, device=x.device)[:, None, None]
         embedded = F.embedding(words + first, tokens.flatten(0, 1)) + positions[:, None]
         keys = run.noise() if run.noise and self.dropout else None
-        rows = drop(embedded.flatten(1, 2), keys, 0, self.dropout)
+        rows = drop(embedded.flatten(1, 2), keys, 0, rate=self.dropout)
         return sequences.features_of(rows, self.length)
 
     def plain_parts(self) -> list[segments.PlainPart]:
@@ -134,13 +134,13 @@ class Layers(segments.SlotBehind, segments.StatelessSegment):
             site = 1 + PLACES * (self.first + place)
             dropped = None
             if keys is not None:
-                factors = sequences.dropout_factors(keys, site, shape, rate)
+                factors = sequences.dropout_factors(keys, site, shape, rate=rate)
                 dropped = factors.flatten(0, 1).to(rows.dtype)
             mixed = sequences.linear(sequences.layer_norm(rows, *norm), *attend)
-            mixed = sequences.causal_attention(mixed, self.heads, self.length, dropped)
-            rows = rows + drop(sequences.linear(mixed, *project), keys, site + 1, rate)
+            mixed = sequences.causal_attention(mixed, self.heads, self.length, drops=dropped)
+            rows = rows + drop(sequences.linear(mixed, *project), keys, site + 1, rate=rate)
             hidden = F.gelu(sequences.linear(sequences.layer_norm(rows, *norm2), *hide))
-            rows = rows + drop(sequences.linear(hidden, *give), keys, site + 2, rate)
+            rows = rows + drop(sequences.linear(hidden, *give), keys, site + 2, rate=rate)
         return run.fill(self.slot, sequences.features_of(rows, self.length))
 
     def plain_parts(self) -> list[segments.PlainPart]:

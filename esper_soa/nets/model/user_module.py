@@ -92,7 +92,7 @@ class UserModule(Part):
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """The module's parameters in its order; `initial_rows` says how they begin."""
-        module = skeleton(self.make, channels, None, 0)
+        module = skeleton(self.make, channels, None, thread=0)
         return tuple(Parameter(tuple(one.shape)) for one in module.parameters())
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
@@ -107,7 +107,7 @@ class UserModule(Part):
 
     def initial_rows(self, channels: int, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [m, parameters] from streams `keys` (int64 [m])."""
-        return initial_rows(self.make, channels, keys, dtype)[0]
+        return initial_rows(self.make, channels, keys, dtype=dtype)[0]
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         """Output of m networks, shaped as x [B, m*C, ...]; parameters [m, ...] each."""
@@ -115,8 +115,8 @@ class UserModule(Part):
         channels = x.shape[1] // num_nets
         # Autocast does not reach into vmap: modules compute in the format of their weights.
         features = x.to(parameters[0].dtype).unflatten(1, (num_nets, channels)).transpose(0, 1)
-        module = skeleton(self.make, channels, None, threading.get_ident())
-        return call_networks(module, parameters, (), features)[0].to(x.dtype)
+        module = skeleton(self.make, channels, None, thread=threading.get_ident())
+        return call_networks(module, parameters, (), x=features)[0].to(x.dtype)
 
 
 @lru_cache(maxsize=256)

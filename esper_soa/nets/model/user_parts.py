@@ -38,7 +38,7 @@ def task_shape(task: TaskConfig, slots: Sequence[str]) -> hosts.HostShape:
     """Hosts of the task with these slots and what can grow there; SettingError if it cannot."""
     enabled = task_slots(task, slots)
     offered = task_blueprints(task.blueprints, enabled)
-    return hosts.host_shape(task, enabled, offered, task_host(task))
+    return hosts.host_shape(task, enabled, offered, host=task_host(task))
 
 
 def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
@@ -55,7 +55,17 @@ def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
     for at, segment in enumerate(body):
         for row, (channels, *axes) in enumerate(segment.slot_shapes):
             size = axes[0] if axes else 0
-            slots.append(SlotSpec(f"r{row}c{at}", row, at, channels, size, at / last, len(axes)))
+            slots.append(
+                SlotSpec(
+                    f"r{row}c{at}",
+                    row,
+                    at,
+                    channels=channels,
+                    size=size,
+                    depth=at / last,
+                    axes=len(axes),
+                )
+            )
     return sort_slots(task, list(names), tuple(sorted(slots, key=lambda spec: spec.row)))
 
 
@@ -83,7 +93,7 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> bluepr
     known = {one.name for one in every}
     for name in (name for name in offered if not registry.is_reference(name)):
         allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
-        check(name in known, setting, name, allowed)
+        check(name in known, setting, name, allowed=allowed)
     for place, reference in enumerate(filter(registry.is_reference, offered)):
         part = registry.find(registry.BLUEPRINT, reference, setting)
         allowed = "a blueprint that can stand in the slots"
@@ -184,7 +194,7 @@ def blueprint_findings(blueprint: blueprints.Architecture, shape: FeatureShape) 
             buffers = ", ".join(name for name, _ in module.named_buffers())
             if buffers:
                 findings.append(f"it keeps buffers ({buffers}), which all networks would share")
-            findings += tensor_findings("its output", out, x.shape, x.dtype, x.device)
+            findings += tensor_findings("its output", out, x.shape, dtype=x.dtype, device=x.device)
         else:
             findings.append(f"it gives a {type(module).__name__}, not an nn.Module")
     if not findings:

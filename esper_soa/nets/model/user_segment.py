@@ -42,7 +42,7 @@ class UserSegment(segments.SlotBehind):
         # copies: a batch norm keeps its buffers for the backward pass, which must not see them move
         rows = zip(values.statistics, self.statistics, strict=True)
         buffers = [one.view(run.num_nets, *like.shape).clone() for one, like in rows]
-        out, moved = self._call(run.num_nets, values.parameters, buffers, x, True)
+        out, moved = self._call(run.num_nets, values.parameters, buffers, x=x, training=True)
         for target, buffer in zip(values.statistics, moved, strict=True):
             target.copy_(buffer.reshape(-1))
         return run.fill(self.slot, out)
@@ -52,7 +52,7 @@ class UserSegment(segments.SlotBehind):
 
     def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         count = len(self.parameters)
-        out, _ = self._call(run.num_nets, folded[:count], folded[count:], x, False)
+        out, _ = self._call(run.num_nets, folded[:count], folded[count:], x=x, training=False)
         return run.fill(self.slot, out)
 
     def _call(
@@ -68,7 +68,7 @@ class UserSegment(segments.SlotBehind):
         weight_dtypes = [one.dtype for one in (*weights, *own_buffers) if one.is_floating_point()]
         features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, num_nets, *features.shape[2:]).transpose(0, 1)
-        return user_module.call_networks(module[self.number], weights, own_buffers, features)
+        return user_module.call_networks(module[self.number], weights, own_buffers, x=features)
 
     def plain_parts(self) -> list[segments.PlainPart]:
         """The module by the name of what makes the host."""
@@ -102,7 +102,7 @@ class UserHost:
         return *slotted, UserHead(**vars(last))
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return user_module.initial_rows(self.make, self.classes, keys, dtype)
+        return user_module.initial_rows(self.make, self.classes, keys, dtype=dtype)
 
 
 @lru_cache(maxsize=256)

@@ -151,7 +151,9 @@ def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, key
             rows = upload(np.flatnonzero(is_new), keys.device)
             multiply = upload(active_seeds.blend[is_new, slot] == Blend.MULTIPLY, keys.device)
             own = streams.fold(keys[rows], slot)
-            seed = initial_seeds(kind, spec.channels, streams.fold(own, 0), multiply, dtype)
+            seed = initial_seeds(
+                kind, spec.channels, streams.fold(own, 0), multiply=multiply, dtype=dtype
+            )
             gap = seed.new_zeros(len(seed), row_layout(shape, slot).seed - seed.shape[1])
             gate = gate_table(spec.channels).initial(streams.fold(own, 1), dtype)
             pool["params"].index_copy_(0, rows, torch.cat([seed, gap, gate], dim=1))

@@ -34,7 +34,9 @@ def seed_plan(seeds: ActiveSeeds, running: np.ndarray, detached_stages: Sequence
     blend = np.where(through, THROUGH, seeds.blend)
     measured = (through | (seeds.stage == Stage.BLENDING)) & ~seeds.frozen
     detached = np.isin(seeds.stage, detached_stages)
-    return SeedPlan(running, seeds.blueprint, blend, detached, seeds.frozen, measured)
+    return SeedPlan(
+        running, seeds.blueprint, blend, detached=detached, frozen=seeds.frozen, measured=measured
+    )
 
 
 class Group(NamedTuple):

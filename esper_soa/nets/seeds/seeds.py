@@ -69,7 +69,7 @@ class ActiveGroup:
         inputs = host.detach() if group.detached else host
         seed = self.output(inputs)
         if group.blend == Blend.MULTIPLY:
-            return multiply(host, seed, inputs, self.alpha)
+            return multiply(host, seed, inputs, alpha=self.alpha)
         if group.blend == Blend.ADD:
             return batched.interpolate(host, seed, self.alpha)
         table = gate_table(self.channels)
@@ -102,7 +102,9 @@ def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tens
 
     factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
     own = shape.blueprint(group.blueprint)
-    return ActiveGroup(group, own, spec.channels, rows("params"), rows("momentum"), factor)
+    return ActiveGroup(
+        group, own, spec.channels, params=rows("params"), momentum=rows("momentum"), alpha=factor
+    )
 
 
 def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> None:
@@ -141,7 +143,7 @@ class SeedFiller:
                 values.append(active.blend_in(features))
                 nets.append(group.nets)
         if values:
-            x = batched.put_nets(x, torch.cat(nets), self.num_nets, torch.cat(values, dim=1))
+            x = batched.put_nets(x, torch.cat(nets), self.num_nets, values=torch.cat(values, dim=1))
         return F.max_pool2d(x, 2) if pooled else x
 
 

@@ -102,7 +102,10 @@ def jobs_of(seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: in
         slots = _members(int(ablated_bits[equal[0]]), num_slots)
         codes = subset_codes(slots, _members(int(fossil_bits[equal[0]]), num_slots), rows)
         plan, final_rows = branch_plan(tuple(slot for slot in order if slot in slots), codes)
-        jobs += [Job(equal[piece], codes, plan, final_rows) for piece in chunks(equal.size, size)]
+        jobs += [
+            Job(equal[piece], codes, plan, final_rows=final_rows)
+            for piece in chunks(equal.size, size)
+        ]
     return sorted(jobs, key=lambda job: -len(job.codes) * job.envs.size)
 
 

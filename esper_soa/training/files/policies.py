@@ -157,7 +157,7 @@ def _of_run(init: str, saved: SavedRun) -> Pretrained:
     sizes = asdict(NetworkConfig()).items()
     network: dict = {name: settings.get(f"policy.network.{name}", size) for name, size in sizes}
     state = {name: part for name, part in saved.learner.items() if name in TAKEN}
-    return Pretrained(init, network, state, facts)
+    return Pretrained(init, network, state, facts=facts)
 
 
 def _refusal(init: str, why: str) -> CheckpointError:

@@ -68,7 +68,7 @@ class Session:
         self.requests = Requests()  # what signals have asked for
         self.claim: Claim | None = None  # on the folder, of a process that writes to it
         level = logging.DEBUG if verbose > 1 else logging.INFO
-        self.log = Log(folder.log, self.console, self.write_errors, level)
+        self.log = Log(folder.log, self.console, self.write_errors, level=level)
         self._begun = folder.log.exists()
 
     def within(self, name: str) -> "Session":

@@ -58,7 +58,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=reward_settings(cfg, nets.shape, device, ranks.first_env),
+        reward=reward_settings(cfg, nets.shape, device, first_env=ranks.first_env),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
@@ -79,9 +79,9 @@ def reward_settings(
     flop = training_flop(shape, device)
 
     def of(mode: str, setting: str) -> RewardSettings:
-        own = user_reward(mode, len(shape.slots), cfg.steps, device, setting)
+        own = user_reward(mode, len(shape.slots), cfg.steps, device=device, setting=setting)
         config = replace(cfg.reward, mode=mode, split=[])
-        return RewardSettings(config, counts, flop, cfg.steps, own)
+        return RewardSettings(config, counts, flop, max_steps=cfg.steps, own=own)
 
     if not cfg.reward.split:
         return of(cfg.reward.mode, "reward.mode")
@@ -90,7 +90,7 @@ def reward_settings(
     place = places[(first_env + torch.arange(cfg.envs, device=device)) % len(places)]
     parts = tuple(of(mode, "reward.split") for mode in modes)
     split = RewardSplit(parts, place, tuple(cfg.reward.split))
-    return RewardSettings(cfg.reward, counts, flop, cfg.steps, split=split)
+    return RewardSettings(cfg.reward, counts, flop, max_steps=cfg.steps, split=split)
 
 
 def trial_of(cfg: TrainConfig, device: torch.device, processes: int = 1) -> Trial:
@@ -105,7 +105,9 @@ def trial_of(cfg: TrainConfig, device: torch.device, processes: int = 1) -> Tria
         **choose_layout(cfg, shape, device)._asdict(),
     )
     room = partial(room_for_steps, cfg, device, processes)
-    return Trial(nets, device, sizes_of(cfg), sample_spec(cfg.data), synthetic, room)
+    return Trial(
+        nets, device, sizes_of(cfg), spec=sample_spec(cfg.data), example=synthetic, room=room
+    )
 
 
 def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
@@ -114,7 +116,7 @@ def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
         return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
     slots = task_slots(cfg.task, cfg.slots)
     names = tuple(map(name_in, blueprint_names(cfg.task.blueprints)))
-    return user_agent(name, setting, AgentContext(slots, names, cfg.steps, cfg.seed))
+    return user_agent(name, setting, AgentContext(slots, names, cfg.steps, seed=cfg.seed))
 
 
 def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
@@ -124,7 +126,7 @@ def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | Non
     samples = cfg.attribution.shapley_samples
     if samples == 0 or num_slots <= EXACT_SLOTS:
         return None, ()
-    orders = arrival_orders(num_slots, samples, cfg.seed, torch.device("cpu"))
+    orders = arrival_orders(num_slots, samples, cfg.seed, device=torch.device("cpu"))
     return orders, tuple(dict.fromkeys(prefix_codes(orders).flatten().tolist()))
 
 
@@ -141,17 +143,24 @@ def build_world(
     # not checked again: what is asked of all envs need not hold for a share of them
     part = copy(cfg)
     part.envs = len(ranks.share(cfg.envs))
-    check_room(part, device, count_samples(cfg.data) if data is None else NO_SAMPLES, ranks.beside)
+    check_room(
+        part,
+        device,
+        count_samples(cfg.data) if data is None else NO_SAMPLES,
+        processes=ranks.beside,
+    )
     take_device(device)
     keep_freed_memory(device)
     rules = build_rules(part, device, ranks)
     data = load_samples(cfg.data, device) if data is None else data.to(device)
     own_reward = any(map(is_reference, cfg.reward.modes))
-    replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)
+    replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, num_ranks=ranks.count)
     kernels = build_kernels(cfg, rules, part.envs)
     kernels = kernels._replace(replay=replay, steps=replay.steps(STATE, device))
     seed = cfg.seed if seed is None else seed
-    return World(rules, data, sizes_of(part), cfg.data, seed, kernels, ranks)
+    return World(
+        rules, data, sizes_of(part), cfg=cfg.data, seed=seed, kernels=kernels, reduction=ranks
+    )
 
 
 def world_facts(world: World) -> dict[str, Json]:
@@ -183,7 +192,7 @@ def build_kernels(cfg: TrainConfig, rules: EnvRules, num_envs: int) -> StepKerne
         if setting == "auto" or stored.record_and_observe is not EAGER.record_and_observe:
             return stored
     device = rules.blueprints.device
-    wanted, reason = choose_compilation(setting, device, cfg.envs, env_steps)
+    wanted, reason = choose_compilation(setting, device, cfg.envs, env_steps=env_steps)
     if not wanted:
         return EAGER._replace(reason=reason)
     reason = f"{reason}; {keep_compiled()}"

@@ -87,12 +87,14 @@ class EpisodeRunner:
         ended = observed.ended
         memory = restart(self.memory, self.fresh, observed.restarted)
         agent, _, teacher = self.player
-        decision, memory, probabilities = decide(agent, observed.view, memory, self.recorder.full)
+        decision, memory, probabilities = decide(
+            agent, observed.view, memory, openly=self.recorder.full
+        )
         self.memory = memory if ended is None else restart(memory, self.memory, ended)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None:
-            row = _row(observed, decision, result, env.truncated)
+            row = _row(observed, decision, result, truncated=env.truncated)
             if ended is not None:
                 row = select(ended, self.rollout.rows[step], row)
             write_(self.rollout, step, row)
@@ -103,7 +105,7 @@ class EpisodeRunner:
                 self.rollout.taught[step].update_(taught.action)  # type: ignore[arg-type]
         phase_ended("policy")
         self.metrics.add_(observed, result)
-        record = self.recorder.pack(Facts(observed, decision, result, probabilities))
+        record = self.recorder.pack(Facts(observed, decision, result, probabilities=probabilities))
         self.pending_copy.append(read_progress(result.state, record))
         phase_ended("telemetry")
         self.profile.env_step()

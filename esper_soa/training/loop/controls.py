@@ -54,7 +54,7 @@ def play_control(
         request = request._replace(topology=grown.topology)
     elif name == "static_large":
         wide = _widened(cfg, sum(grown.parameters) / len(grown.parameters))
-        world = build_world(wide, world.device, world.seed, world.data, ranks)
+        world = build_world(wide, world.device, world.seed, data=world.data, ranks=ranks)
     else:
         player = Player(rule_player(cfg, name, "control"), None)
     with closing(record(world)) as recorder:

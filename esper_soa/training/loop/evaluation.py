@@ -64,9 +64,17 @@ def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: Saved
     if name != "ppo":
         return rule_player(cfg, name, "policies")
     allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
-    check(checkpoint_run.learner is not None, "policies", name, allowed, "It has learned nothing.")
+    check(
+        checkpoint_run.learner is not None,
+        "policies",
+        name,
+        allowed=allowed,
+        remedy="It has learned nothing.",
+    )
     shape = world.rules.nets.shape
-    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_codes(shape.blueprints))
+    policy = RecurrentPolicy(
+        cfg.policy, shape.slots, cfg.seed, num_blueprints=num_codes(shape.blueprints)
+    )
     restore_policy(policy, checkpoint_run)
     return policy.to(world.device)
 
@@ -90,7 +98,7 @@ def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConf
 
 def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
     """Play `episodes` episodes of every env."""
-    scores = Scores([], [], [], [], [])
+    scores = Scores([], [], [], net=[], reward=[])
     for episode in range(episodes):
         request = Round(episode, progress, label)
         result = with_test(world, play_round(world, Player(agent, None), request)[0])
@@ -157,7 +165,7 @@ def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> dict[str, list
     for name, task in settings.by_task.items():
         part = session.within(name) if settings.worlds else session
         run = evaluation_settings(task, cfg)
-        verdicts[name] = evaluate_task(part, cfg, run, checkpoint, checkpoint_run)
+        verdicts[name] = evaluate_task(part, cfg, run, checkpoint=checkpoint, saved=checkpoint_run)
     LOGGER.info("files    %s", session.folder.path)
     session.finish()
     return verdicts
@@ -171,13 +179,16 @@ def evaluate_task(
     with memory_errors(UserError):
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
     data = announce(session, saved.task(run.task.name), world)
-    agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
+    agents = {name: build_agent(name, run, world, checkpoint_run=saved) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
     shown = run.telemetry.progress, run.telemetry.plain_interval
     bar = Progress(total, session.console, *shown, after_step=session.check_console)
     with bar as progress, memory_errors(RunMemoryError):
         played = agents.items()
-        scores = {name: score(world, one, cfg.episodes, progress, name) for name, one in played}
+        scores = {
+            name: score(world, one, cfg.episodes, progress=progress, label=name)
+            for name, one in played
+        }
     verdicts = judge(scores, cfg)
     facts = {
         "checkpoint": str(checkpoint),
@@ -195,7 +206,7 @@ def evaluate_task(
     title = f"{title} {cfg.confidence:.0%} t intervals"
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
     with session.write_errors.attempt(session.folder.evaluation.name):
-        write_results(session.folder.evaluation, facts, scores, verdicts)
+        write_results(session.folder.evaluation, facts, scores, found=verdicts)
     with session.write_errors.attempt(TABLE):
         write_text(session.folder.path / TABLE, text)
     show(session.console, text)

@@ -51,7 +51,9 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
         return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
     shape = world.rules.nets.shape
     names = names_by_code(shape.blueprints)
-    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_blueprints=len(names)).to(
+        world.device
+    )
     imitation = cfg.policy.imitation
     replay = world.kernels.replay
     policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
@@ -61,5 +63,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     learner.workers = choose_workers(cfg.compute.workers, cfg.envs, world.device)
     if cfg.policy.init != SCRATCH:
         learned = load_policy(cfg.policy.init, world.device)
-        load_pretrained(learner, cfg.policy.network, learned, cfg.policy.observe, names)
+        load_pretrained(
+            learner, cfg.policy.network, learned, observe=cfg.policy.observe, blueprints=names
+        )
     return Player(policy, learner, _teacher(cfg))

@@ -42,13 +42,13 @@ ABSENT = "(absent)"
 def restore_learner(learner: Learner, checkpoint_run: SavedRun, path: Path) -> None:
     """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
     label = f" {one_line(path)}: the learner does not fit this run"
-    _restore(learner, checkpoint_run.learner, "learner", label)
+    _restore(learner, checkpoint_run.learner, "learner", label=label)
 
 
 def restore_policy(policy: RecurrentPolicy, checkpoint_run: SavedRun) -> None:
     """Give the policy its weights back, all or nothing; CheckpointError where they do not fit."""
     weights = (checkpoint_run.learner or {}).get("policy")
-    _restore(policy, weights, "policy", ": the policy does not fit its own settings")
+    _restore(policy, weights, "policy", label=": the policy does not fit its own settings")
 
 
 def _restore(part: Learner | RecurrentPolicy, state: object, name: str, label: str) -> None:

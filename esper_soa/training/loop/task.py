@@ -65,7 +65,7 @@ class TaskRun:
     others: InitVar[Sequence[Callback]]  # callbacks beside the settings' own
 
     def __post_init__(self, in_folder: Session, others: Sequence[Callback]) -> None:
-        self.files = TaskFiles(self.cfg, in_folder, self.world, self.ranks)
+        self.files = TaskFiles(self.cfg, in_folder, self.world, ranks=self.ranks)
         self.totals = RunTotals()
         self.before = Before()
         self.control: Control | None = None
@@ -238,7 +238,13 @@ class TaskRun:
             validation_images=len(self.world.data.val_labels),
             seeds={name: totals.seeds[name] for name in SEEDS},
             reward=sum(totals.rewards) / len(totals.rewards),
-            speed=Speed(env_steps, totals.seconds, cfg.train_samples, cfg.val_samples, rows),
+            speed=Speed(
+                env_steps,
+                totals.seconds,
+                cfg.train_samples,
+                val_samples=cfg.val_samples,
+                alpha_rows=rows,
+            ),
             wall_seconds=time.monotonic() - self.session.begin,
             pareto=totals.pareto(),
             rollbacks=totals.seeds.get("rollbacks", 0),

@@ -49,7 +49,7 @@ class TaskFiles:
     def __post_init__(self) -> None:
         self.folder = self.session.folder
         self.write_errors = self.session.write_errors
-        self.recorder = make_recorder(self.cfg, self.world, self.session, self.ranks)
+        self.recorder = make_recorder(self.cfg, self.world, self.session, ranks=self.ranks)
         writes_lines = self.cfg.telemetry.level != "off" and self.ranks.first
         paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
         self.lines = {path.name: LineFile(path) for path in paths}
@@ -126,7 +126,9 @@ class TaskFiles:
         highest = max(accuracies)
         if highest > -math.inf and (self.best is None or highest >= self.best[CHOSEN_BY]):
             envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
-            hosts = self.ranks.gather_values(self._local_hosts(states, number, envs, CHOSEN_BY))
+            hosts = self.ranks.gather_values(
+                self._local_hosts(states, number, envs, chosen_by=CHOSEN_BY)
+            )
             first = min(chain(*hosts), key=lambda host: host.spec["parameters"])
             if self.best is None or _rank(first.spec) > _rank(self.best):
                 self.best = first.spec
@@ -148,7 +150,11 @@ class TaskFiles:
     ) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
-        return export_hosts(self.world, self.cfg, states, number, own, chosen_by) if own else []
+        return (
+            export_hosts(self.world, self.cfg, states, number=number, envs=own, chosen_by=chosen_by)
+            if own
+            else []
+        )
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)

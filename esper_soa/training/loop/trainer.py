@@ -46,7 +46,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
                 callback.on_run_start(task)
         for number in range(run.rounds_done, run.cfg.rounds):
             # Collect: an episode of every env, one task after the other.
-            played = [collect(run, task, number, progress) for task in tasks]
+            played = [collect(run, task, number, progress=progress) for task in tasks]
             run.save_best([one.result for one in played])
             run.profile.on_phase_end("files")
 
@@ -60,7 +60,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             run.profile.report(f"round {number + 1}/{run.cfg.rounds}")
 
             # Log.
-            lines = log_round(run, played, update, seconds)
+            lines = log_round(run, played, update, seconds=seconds)
 
             # Save.
             run.save_round([one.result for one in played])
@@ -93,7 +93,9 @@ def collect(run: Run, task: TaskRun, number: int, progress: Progress) -> Collect
     label = task.label(f"round {number + 1}/{run.cfg.rounds}")
     imitates = number < run.cfg.policy.imitation.rounds
     player = task.player if imitates else task.player._replace(teacher=None)
-    request = Round(number, progress, label, run.profile, None, task.files.recorder)
+    request = Round(
+        number, progress, label, profile=run.profile, topology=None, recorder=task.files.recorder
+    )
     result, rollout = play_round(task.world, player, request)
     return Collected(result, rollout, time.monotonic() - begin)
 
@@ -154,7 +156,7 @@ def run_in_session(
     RankLostError where another rank ended early, after saving a checkpoint. RunMemoryError where
     memory ran out.
     """
-    run = start_run(session, cfg, checkpoint, ranks, callbacks)
+    run = start_run(session, cfg, checkpoint, ranks=ranks, callbacks=callbacks)
     with closing(run):
         try:
             with collect_signals() as session.requests:
@@ -185,7 +187,9 @@ def start_run(
     Raises UserError where it cannot continue from there, or memory does not suffice.
     """
     here = cfg.ranks == ranks.count
-    errors.check(here, "ranks", cfg.ranks, f"{ranks.count} here", "esper-train starts ranks.")
+    errors.check(
+        here, "ranks", cfg.ranks, allowed=f"{ranks.count} here", remedy="esper-train starts ranks."
+    )
     checkpoint = ranks.from_first(lambda: checkpoint)
     with memory_errors(errors.UserError):
         checkpoint_run = None
@@ -195,7 +199,7 @@ def start_run(
             for damaged in damaged_newer(checkpoint):
                 LOGGER.warning("resume   %s", damaged)
             resume.check_settings(checkpoint_run, cfg)
-        run = Run(cfg, session, checkpoint_run is not None, ranks, callbacks)
+        run = Run(cfg, session, checkpoint_run is not None, ranks=ranks, callbacks=callbacks)
         if checkpoint_run is not None and checkpoint is not None:
             run.restore(checkpoint_run, checkpoint)
         elif cfg.resume and ranks.first:

@@ -35,7 +35,7 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     visible = running & (alpha > 0)
     over = none if world.rules.early_stop.enabled else None
     seeds = SlotSeeds(running, stage, blueprint, blend, none, visible, none, none, none, over)
-    active = engine.claim_(nets, world.weights, seeds, world.seed_keys(0))
+    active = engine.claim_(nets, world.weights, seeds, keys=world.seed_keys(0))
     parts = [(len(entry.source.test_labels), entry.test) for _, entry in world.sets]
     size = max(world.sizes.val_samples, AT_ONCE)
     places = torch.arange(-(-max(parts)[0] // size) * size, device=world.device)

@@ -151,10 +151,10 @@ def compare(grown: HostScore, control: HostScore) -> Comparison:
         difference("test_accuracies"),
         difference("nets"),
         difference("test_losses"),
-        sum(both_finite),
-        len(both_finite) - sum(both_finite),
-        ratio("size"),
-        ratio("flop"),
+        pairs=sum(both_finite),
+        left_out=len(both_finite) - sum(both_finite),
+        parameters=ratio("size"),
+        train_flop=ratio("flop"),
     )
 
 

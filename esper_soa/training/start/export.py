@@ -43,7 +43,13 @@ def settings_of(pairs: list[str]) -> dict[str, str]:
     named = [setting.partition("=") for setting in pairs]
     for name, sign, value in named:
         known = ", ".join(f"{name}=" for name in SETTINGS)
-        check(bool(sign) and name in SETTINGS, name, value, f"one of {known}", "See --help.")
+        check(
+            bool(sign) and name in SETTINGS,
+            name,
+            value,
+            allowed=f"one of {known}",
+            remedy="See --help.",
+        )
     return SETTINGS | {name: value for name, _, value in named}
 
 
@@ -57,14 +63,14 @@ def write_network(run: str, settings: dict[str, str]) -> None:
     formats = settings["format"].split(",")
     for name in formats:
         known = f"one or more of {', '.join(FORMATS)}, with commas between"
-        check(name in FORMATS, "format", name, known)
+        check(name in FORMATS, "format", name, allowed=known)
     for module in filter(None, settings["import"].split(",")):
         try:
             import_module(module)
         except ImportError as error:
             allowed = f"a module that can be imported ({one_line(error)})"
             remedy = "PYTHONPATH=<folder> says where it lies."
-            raise SettingError("import", module, allowed, remedy) from error
+            raise SettingError("import", module, allowed, remedy=remedy) from error
     env: int | str = int(settings["env"]) if settings["env"].isdecimal() else settings["env"]
     place = user_path("RUN", run)
     folder = user_path("to", settings["to"])

@@ -96,7 +96,7 @@ def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float
             _keep_hydra_records(opened, composed, overrides)
         with torch_import_guard():
             from esper_soa.training.start.launch import train_in_session
-        return train_in_session(opened, settings, checkpoint, callbacks)
+        return train_in_session(opened, settings, checkpoint, callbacks=callbacks)
 
 
 def _keep_hydra_records(session: Session, composed: DictConfig, overrides: Sequence[str]) -> None:

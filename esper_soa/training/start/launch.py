@@ -62,9 +62,16 @@ def train_in_session(
     """
     launched = launched_rank()
     single = launched is None and cfg.ranks == 1
-    check(single or not callbacks, "ranks", cfg.ranks, "1 with callbacks, which one process calls")
+    check(
+        single or not callbacks,
+        "ranks",
+        cfg.ranks,
+        allowed="1 with callbacks, which one process calls",
+    )
     if launched is not None:
-        return run_rank(session, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
+        return run_rank(
+            session, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched=launched
+        )
     if cfg.ranks == 1:
         return final_accuracy(run_in_session(session, cfg, checkpoint, callbacks=callbacks))
     check_devices(cfg, cfg.ranks)
@@ -114,7 +121,7 @@ def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
     except SignalException as stop:
         raise Interrupted(int(stop.sigval), _first_fault(scratch).get("unsaved", "")) from None
     except ChildFailedError as failed:
-        raise _failure_of(failed, folder, cfg, _first_fault(scratch)) from None
+        raise _failure_of(failed, folder, cfg, fault=_first_fault(scratch)) from None
 
 
 @contextmanager
@@ -177,7 +184,7 @@ def check_devices(cfg: TrainConfig, ranks: int) -> None:
         count = torch.cuda.device_count()
         allowed = f"such that a machine has at most {count}, the GPUs of this one"
         remedy = "device=cpu takes the CPU's cores instead."
-        check(ranks <= count, "ranks", cfg.ranks, allowed, remedy)
+        check(ranks <= count, "ranks", cfg.ranks, allowed=allowed, remedy=remedy)
 
 
 def main() -> None:
@@ -203,7 +210,7 @@ def main() -> None:
             if launched.restarts:
                 cfg = replace(cfg, resume="auto")
                 checkpoint = resume_start("auto", str(session.folder.path), cfg.name).checkpoint
-            run_rank(session, cfg, checkpoint, launched, rendezvous)
+            run_rank(session, cfg, checkpoint, launched=launched, rendezvous=rendezvous)
 
 
 def _stop_with(launcher: int) -> None:
@@ -248,7 +255,7 @@ def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, rendezvous: str = 
     LOGGER.disabled = True
     session = Session(RunFolder(Path(os.devnull)), 0)
     silent_cfg = replace(cfg, report=False, track=[])
-    return run_rank(session, silent_cfg, None, launched, rendezvous)
+    return run_rank(session, silent_cfg, None, launched=launched, rendezvous=rendezvous)
 
 
 def run_rank(
@@ -264,7 +271,7 @@ def run_rank(
     cannot be reached, and, with the checkpoint to go on from, where another does not go on.
     """
     allowed = f"{launched.processes}, the processes that were started"
-    check(cfg.ranks == launched.processes, "ranks", cfg.ranks, allowed)
+    check(cfg.ranks == launched.processes, "ranks", cfg.ranks, allowed=allowed)
     check_devices(cfg, launched.local_processes)
     device = resolve_device(cfg.device, launched.local_rank)
     take_device(device)

@@ -112,7 +112,7 @@ class RecordedRun:
         data.split=true or a list in data.name gives each host its own. Raises UserError for another
         split, and where the data is not what it was.
         """
-        check(split in SPLITS, "split", split, " or ".join(SPLITS))
+        check(split in SPLITS, "split", split, allowed=" or ".join(SPLITS))
         source = source_of(self._source, env)
         if split == "validation":
             return source.samples(split, self._validation_order(source, env))
@@ -129,7 +129,7 @@ class RecordedRun:
         num_val = len(source.val_labels)
         if not cfg.data.split:
             return orders.validation_order(num_val, cfg.val_samples, cfg.seed)
-        check(0 <= env < cfg.envs, "env", env, f"0 to {cfg.envs - 1}")
+        check(0 <= env < cfg.envs, "env", env, allowed=f"0 to {cfg.envs - 1}")
         shares = orders.split_sizes(source, cfg.batch_size, cfg.envs)
         order = orders.split_validation_order(num_val, shares)[env]
         return order[order >= 0]
@@ -156,7 +156,7 @@ class RecordedRun:
         """
         number = None if isinstance(env, str) else env
         known = number is not None or env == "best"
-        check(known, "env", env, "best, or the number of a host of the last round")
+        check(known, "env", env, allowed="best, or the number of a host of the last round")
         kind = "best" if number is None else "hosts"
         files = self.folder.network_files(kind)
         if not files:
@@ -194,7 +194,7 @@ class RecordedRun:
         check_choice("task", task or next(iter(by_task)), tuple(by_task))
         settings = by_task[task or next(iter(by_task))]
         learns = checkpoint_run.learner is not None
-        check(learns, "policy", settings.policy.name, "one that learns, as ppo does")
+        check(learns, "policy", settings.policy.name, allowed="one that learns, as ppo does")
         slots = task_slots(settings.task, settings.slots)
         names = blueprint_names(settings.task.blueprints)
         spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
@@ -253,12 +253,12 @@ def train(
     how to go on. Raises UserError for settings that cannot work, RunMemoryError where memory ran
     out, and IncompleteError, with everything played, where something could not be written.
     """
-    check(verbose in (0, 1, 2), "verbose", verbose, "0, 1 or 2")
+    check(verbose in (0, 1, 2), "verbose", verbose, allowed="0, 1 or 2")
     changes = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
     settings = compose_settings(experiment, overrides)
     folder = make_run_folder(settings, settings.run_dir)
     try:
-        train_in_folder(folder, settings, changes, callbacks, verbose)
+        train_in_folder(folder, settings, changes, callbacks=callbacks, verbose=verbose)
     except Interrupted as stop:
         if stop.number != SIGINT:
             raise
@@ -277,6 +277,8 @@ def train_in_folder(
     threads = torch.get_num_threads()
     try:
         with session(folder, verbose) as opened, quiet_warnings():
-            train_in_session(opened, settings, begin_run(opened, settings, overrides), callbacks)
+            train_in_session(
+                opened, settings, begin_run(opened, settings, overrides), callbacks=callbacks
+            )
     finally:
         torch.set_num_threads(threads)

@@ -60,7 +60,7 @@ def identify_compiler(command: list[str], folder: Path) -> Compiler:
     macros = dict(re.findall(r'^#define (\w+) ?"?(.*?)"?$', output, re.MULTILINE))
     family = "clang" if "__clang__" in macros else "gcc" if "__GNUC__" in macros else ""
     machine = next((name for name in NATIVE if f"__{name}__" in macros), "")
-    return Compiler(tuple(command), family, machine, macros.get("__VERSION__", ""))
+    return Compiler(tuple(command), family, machine, version=macros.get("__VERSION__", ""))
 
 
 def kernel_flags(compiler: Compiler, target: str = "") -> tuple[str, ...]:

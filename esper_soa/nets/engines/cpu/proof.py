@@ -84,9 +84,18 @@ def sequence_case(width: int) -> Case:
     shape = host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS)
     blends = {Blueprint.LORA: Blend.MULTIPLY, Blueprint.MLP: Blend.GATE}
     tokens = torch.arange(20 * 20 * (SAMPLES + 2)) * 7919 % 8191 % 13
-    text = text_set("proof", "", tokens.to(torch.uint8), 20, 13)
+    text = text_set("proof", "", tokens.to(torch.uint8), context=20, num_tokens=13)
     engine = partial(SequenceEngine, EngineChoice(True, ""))
-    return Case(engine, task, shape, SEQUENCE_CODES, blends, Blueprint.MLP_SMALL, text, 0.25)
+    return Case(
+        engine,
+        task,
+        shape,
+        codes=SEQUENCE_CODES,
+        blends=blends,
+        detached=Blueprint.MLP_SMALL,
+        samples=text,
+        spread=0.25,
+    )
 
 
 # Of sizes for the kernels of either width in kernels.h, and for vectors that are not full.
@@ -170,8 +179,8 @@ def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
 
 def differences(case: Case, exact: PieceEngine, seed: int = 1) -> Iterator[tuple[str, float]]:
     """Largest relative difference of the engines' results, by name."""
-    actual = results(case.engine(exact), case, torch.float32, seed)
-    for name, expected in results(exact, case, torch.float64, seed).items():
+    actual = results(case.engine(exact), case, torch.float32, seed=seed)
+    for name, expected in results(exact, case, torch.float64, seed=seed).items():
         scale = float(expected.abs().max().clamp(min=1e-6))
         yield name, float((actual[name] - expected).abs().max()) / scale
 
@@ -180,9 +189,9 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
     """Weights after a step, what it gave, and validation on own samples and on shared ones."""
     count = len(case.codes)
     kinds = np.array(case.codes)[:, None]
-    nets = NetsConfig(case.shape, case.task, (Stage.TRAINING,), count, BATCH)
+    nets = NetsConfig(case.shape, case.task, (Stage.TRAINING,), env_chunk=count, eval_batch=BATCH)
     g = torch.Generator().manual_seed(seed)
-    weights = pools.allocate(case.shape, count, CPU, torch.float32)
+    weights = pools.allocate(case.shape, count, CPU, dtype=torch.float32)
     for rows in weights.flatten_keys(".").values():
         rows.copy_(case.spread * torch.randn(rows.shape, generator=g))
     weights["host", "statistics"].abs_().add_(0.5)
@@ -193,7 +202,9 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
     visible = stage != Stage.TRAINING
     seeds = pools.ActiveSeeds(mask, stage, kinds, blend, ~mask, visible, visible, ~mask, ~mask)
     order = torch.randint(SAMPLES, (count, BATCH), generator=g)
-    feed = case.samples.training(Draw(order, torch.arange(count), 0, BATCH, True), dtype)
+    feed = case.samples.training(
+        Draw(order, torch.arange(count), 0, batch_size=BATCH, augment=True), dtype
+    )
     alpha = torch.full(kinds.shape, 0.6, dtype=torch.float64)
     trained = engine.train_(nets, weights, alpha, seeds, feed, 1)
     rows = weights.flatten_keys(".").items()

@@ -97,7 +97,7 @@ class _Block(torch.autograd.Function):
             rows.new_empty(count * length * numbers + PADDING)
             for numbers in (2, kind.inner, width if kind.heads else 0, kind.heads)
         ]
-        record = _block_record(kind, rows, tensors, saved)
+        record = _block_record(kind, rows, tensors, saved=saved)
         records.point(record, {"out": out})
         record.saves = saves
         records.call("sequence_block_pass", record)
@@ -109,7 +109,7 @@ class _Block(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         rows, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
         tensors = rest[4:]
-        record = _block_record(ctx.kind, rows, tensors, rest[:4])  # type: ignore[attr-defined]
+        record = _block_record(ctx.kind, rows, tensors, saved=rest[:4])  # type: ignore[attr-defined]
         record.saves = True
         out = _memory_of(grad)
         grad_x = torch.empty_like(rows)

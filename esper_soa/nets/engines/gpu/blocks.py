@@ -111,8 +111,8 @@ def weights_of(plan: BlockPlan, params: Tensor, statistics: Tensor) -> Weights:
         rows(params[:, plan.weight_at : at]),
         rows(params[:, at : at + size]),
         rows(params[:, at + size : at + 2 * size]),
-        rows(statistics[:, moving : moving + size]),
-        rows(statistics[:, moving + size : moving + 2 * size]),
+        mean=rows(statistics[:, moving : moving + size]),
+        variance=rows(statistics[:, moving + size : moving + 2 * size]),
     )
 
 
@@ -135,8 +135,8 @@ def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> Block
         like.new_empty(num_nets, batch, plan.side**2, plan.outputs),
         features,
         torch.empty_like(features, dtype=torch.uint8),
-        wide.new_empty(num_nets, tiles, 2, plan.outputs),
-        wide.new_empty(2 * num_nets, plan.outputs),
+        partials=wide.new_empty(num_nets, tiles, 2, plan.outputs),
+        statistics=wide.new_empty(2 * num_nets, plan.outputs),
     )
 
 
@@ -145,7 +145,7 @@ def forward_(
 ) -> None:
     """features of `memory` from x [n, B, H*W, C]; running statistics move. slot_flags: [n, S]."""
     num_nets, batch = memory.output.shape[:2]
-    layer, tile, tiles, options = _launch(plan, batch, x, rows(slot_flags))
+    layer, tile, tiles, options = _launch(plan, batch, x, words=rows(slot_flags))
     output = plane(memory.output)
     block.conv_kernel[num_nets, tiles](
         plane(x), weights.kernel, output, memory.partials, layer, tile, **options
@@ -176,7 +176,7 @@ def backward_(
     gradients: of the block's features, and room for that of x, or None. Split 0 has the norm's.
     """
     (num_nets, batch), (splits, width) = memory.output.shape[:2], partials.shape[1:]
-    layer, tile, tiles, options = _launch(plan, batch, x, rows(slot_flags))
+    layer, tile, tiles, options = _launch(plan, batch, x, words=rows(slot_flags))
     output = plane(memory.output)
     upstream = Upstream(plane(gradients[0]), output, plane(memory.codes))
     statistics = rows(memory.statistics)

@@ -60,13 +60,17 @@ class GpuEngine:
         plans = self._plans(nets.shape, META_DEVICE)
         num_slots = len(nets.shape.slots)
         rows = tree.level_rows(num_slots, max_rows(num_slots, nets.rows))
-        weights = allocate(nets.shape, sizes.num_envs, META_DEVICE, torch.float32)
+        weights = allocate(nets.shape, sizes.num_envs, META_DEVICE, dtype=torch.float32)
         extent = MemorySizes(
-            sizes.num_envs, 1, _eval_batch(nets, sizes.val_samples), rows, num_programs(device)
+            sizes.num_envs,
+            1,
+            _eval_batch(nets, sizes.val_samples),
+            rows=rows,
+            programs=num_programs(device),
         )
         arrays = (
-            training.memory_of(nets, plans, weights, sizes.batch_size),
-            validation.memory_of(nets, plans, extent, META_DEVICE),
+            training.memory_of(nets, plans, weights, batch=sizes.batch_size),
+            validation.memory_of(nets, plans, extent, device=META_DEVICE),
         )
         own = _storages([rows for pool in _pools(weights) for rows in pool.values()])
         return sum(size for place, size in _storages(arrays).items() if place not in own)
@@ -104,7 +108,7 @@ class GpuEngine:
             rule_numbers(rules or rules_of(nets.task), num_nets, device),
             torch.zeros(num_nets, device=device),
             torch.zeros(num_nets, dtype=torch.int64, device=device),
-            dict(initial(GradientStats, alpha.shape, device).items()),
+            gradients=dict(initial(GradientStats, alpha.shape, device).items()),
         )
         plans = self._plans(nets.shape, device)
         cut = crops_record(crops.bank, inputs.first)
@@ -143,8 +147,8 @@ class GpuEngine:
             (codes[:, 0] >= 0).int(),
             active_seeds.levels,
             torch.zeros(num_nets, dtype=STATE_FLOAT, device=device),
-            torch.zeros(codes.shape, dtype=torch.int64, device=device),
-            torch.zeros(num_nets, dtype=torch.int64, device=device),
+            correct=torch.zeros(codes.shape, dtype=torch.int64, device=device),
+            counted=torch.zeros(num_nets, dtype=torch.int64, device=device),
         )
         plans = self._plans(nets.shape, device)
         cut = crops_record(crops.bank, inputs.first)
@@ -155,7 +159,7 @@ class GpuEngine:
         counted = done.counted.clamp(min=1)  # none of a network that has ended
         accuracy = 100.0 * done.correct.to(STATE_FLOAT) / counted[:, None]
         accuracy = torch.where(codes >= 0, accuracy, 0.0)
-        return ValidationReport(done.loss / counted, accuracy, codes, active_seeds.ablated)
+        return ValidationReport(done.loss / counted, accuracy, codes, ablated=active_seeds.ablated)
 
     def _plans(self, shape: HostShape, device: torch.device) -> Plans:
         """Tables of a host, made once."""
@@ -175,7 +179,7 @@ def _claimed_(
     if seeds.over is not None:
         codes = torch.where(seeds.over[:, :1], -1, codes)
     levels = tree.levels_of(codes, nets.shape.execution_order)
-    return ResidentSeeds(training, validation, codes, levels, seeds.ablated)
+    return ResidentSeeds(training, validation, codes, levels=levels, ablated=seeds.ablated)
 
 
 def _eval_batch(nets: NetsConfig, images: int) -> int:

@@ -20,13 +20,13 @@ def training_flags(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor
     """int32 [N, S] of a training pass."""
     measured = stage_in(seeds.stage, (Stage.TRAINING, Stage.BLENDING)) & ~seeds.frozen
     return _slot_words(
-        seeds, seeds.running, detached_stages, [(seeds.frozen, FROZEN), (measured, MEASURED)]
+        seeds, seeds.running, detached_stages, marks=[(seeds.frozen, FROZEN), (measured, MEASURED)]
     )
 
 
 def validation_flags(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
     """int32 [N, S] of a validation pass: seeds with alpha above 0, ABLATED if rows omit them."""
-    return _slot_words(seeds, seeds.visible, detached_stages, [(seeds.ablated, ABLATED)])
+    return _slot_words(seeds, seeds.visible, detached_stages, marks=[(seeds.ablated, ABLATED)])
 
 
 def _slot_words(

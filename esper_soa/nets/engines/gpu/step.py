@@ -122,7 +122,7 @@ def head_outputs(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> H
         wide.new_empty(*size, padded(shape.segments[-1].input_shape[0])),
         wide.new_empty(*size, padded(shape.num_classes)),
         wide.new_empty(size),
-        torch.empty(size, dtype=torch.int32, device=like.device),
+        correct=torch.empty(size, dtype=torch.int32, device=like.device),
     )
 
 

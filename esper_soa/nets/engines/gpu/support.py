@@ -78,7 +78,7 @@ def obstacle(
     ):
         if actual > most:
             return f"they hold at most {most} {what}, not {actual}"
-    least = shared_bytes(shape, max(widths), dtype, shared)
+    least = shared_bytes(shape, max(widths), dtype, limit=shared)
     if least > shared:
         return (
             f"a program needs {least} bytes of shared memory, the device has {shared}: lower "
@@ -90,7 +90,7 @@ def obstacle(
 def shared_bytes(shape: HostShape, lanes: int, dtype: torch.dtype, limit: int) -> int:
     """Of shared memory, that suffice for every program; lanes: most channels or hidden units."""
     blocks = [
-        block_tile(one.inputs, one.channels, one.kernel**2, dtype, limit).shared
+        block_tile(one.inputs, one.channels, one.kernel**2, dtype=dtype, limit=limit).shared
         for one in conv_segments(shape.segments)
     ]
     return max(slot_tile(lanes_of(lanes), dtype).shared, *blocks)

@@ -60,7 +60,8 @@ def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: 
     operands = pixels * (group + width) * dtype.itemsize
     least = max(operands, max(group, pixels) * width * WIDE)
     fitting = [
-        TileSizes(pixels, columns, group, stages, max(stages * step, least)) for stages in STAGES
+        TileSizes(pixels, columns, group, stages=stages, shared=max(stages * step, least))
+        for stages in STAGES
     ]
     half = limit // 2 - RESERVED // 2
     return next((one for one in fitting if one.shared <= half), fitting[-1])
@@ -81,4 +82,4 @@ def slot_tile(lanes: int, dtype: torch.dtype) -> SlotTile:
     columns = 16 if lanes == 8 else 32
     group = 64 if lanes <= 32 else 32
     operands = max(columns * (pixels + lanes), pixels * (lanes + group)) * dtype.itemsize
-    return SlotTile(pixels, columns, group, max(operands, lanes * group * WIDE))
+    return SlotTile(pixels, columns, group, shared=max(operands, lanes * group * WIDE))

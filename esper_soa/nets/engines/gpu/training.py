@@ -54,7 +54,7 @@ class TrainStep(PassStep):
     def step_(self, variant: int) -> None:
         """The batches of one optimiser step; with variant 1 gradient statistics are taken."""
         if self.memory is None:
-            self.memory = memory_of(self.nets, self.plans, self.weights, self.batch)
+            self.memory = memory_of(self.nets, self.plans, self.weights, batch=self.batch)
         memory = self.memory
         slot_flags = self.given.slot_flags
         counter = self.given.counter
@@ -69,20 +69,22 @@ class TrainStep(PassStep):
             update.sum_(memory.pools, slot_flags, accumulate=number > 0, share=share)
         if variant == 1:
             measures = update.measures_of(self.sums.gradients, self.nets.shape)
-            update.measure_(memory.pools, self.plans.tensors, slot_flags, measures)
-        update.step_(memory.pools, slot_flags, self.sums.rules, counter)
+            update.measure_(memory.pools, self.plans.tensors, slot_flags, measures=measures)
+        update.step_(memory.pools, slot_flags, self.sums.rules, counter=counter)
 
     def _forward_(self, memory: TrainMemory) -> Tensor:
         """Features behind the last block."""
         x = memory.images
         for plan in self.plans.blocks:
             own = memory.blocks[plan.number]
-            blocks.forward_(plan, x, self.block_weights(plan), own, self.given.slot_flags)
+            blocks.forward_(
+                plan, x, self.block_weights(plan), memory=own, slot_flags=self.given.slot_flags
+            )
             x = memory.pooled[plan.number]
             codes = memory.pooled_codes[plan.number]
             for place in plan.places:
                 inputs = own.features if place[0] == plan.before else x
-                slots.forward_(self.slot(place, memory.places[place[0]]), inputs, x, codes)
+                slots.forward_(self.slot(place, memory.places[place[0]]), inputs, x, codes=codes)
         return x
 
     def _head_(self, memory: TrainMemory, features: Tensor) -> None:
@@ -106,7 +108,7 @@ class TrainStep(PassStep):
                 early = place[0] == plan.before
                 behind = memory.gradients[number] if early else pooled_gradient
                 records[place[0]] = self.slot(place, memory.places[place[0]])
-                slots.backward_(records[place[0]], behind, pooled_gradient, codes)
+                slots.backward_(records[place[0]], behind, pooled_gradient, codes=codes)
             x = memory.pooled[number - 1] if number else memory.images
             room = memory.pooled_gradients[number - 1] if number else None
             gradients = memory.gradients[number], room
@@ -123,7 +125,7 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
     params = weights["host", "params"]
     num_nets = params.shape[0]
     images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=nets.precision)
-    own = [blocks.memory_of(plan, num_nets, batch, images) for plan in plans.blocks]
+    own = [blocks.memory_of(plan, num_nets, batch, like=images) for plan in plans.blocks]
     pooled = list[Tensor]()
     codes = list[Tensor]()
     for plan, memory in zip(plans.blocks, own, strict=True):
@@ -137,14 +139,25 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
     ]
     sides = {slot: side for plan in plans.blocks for slot, side, _ in plan.places}
     places = [
-        slots.slot_workspace(table, num_nets * batch, (sides[table.number],) * 2, images, True)
+        slots.slot_workspace(
+            table, num_nets * batch, (sides[table.number],) * 2, like=images, gradients=True
+        )
         for table in plans.slots
     ]
     seeds = [weights["seeds", spec.name, "params"] for spec in shape.slots]
     partials = [params.new_zeros(num_nets, blocks.num_splits(batch, shape), params.shape[1])]
     partials += [rows.new_zeros(num_nets, slots.num_splits(batch), rows.shape[1]) for rows in seeds]
-    pools = update.pools_of(weights, shape, plans.slots, partials)
-    answers = head_outputs(shape, num_nets, batch, images)
+    pools = update.pools_of(weights, shape, plans.slots, partials=partials)
+    answers = head_outputs(shape, num_nets, batch, like=images)
     return TrainMemory(
-        images, own, pooled, codes, places, gradients, pooled_gradients, partials, pools, answers
+        images,
+        own,
+        pooled,
+        pooled_codes=codes,
+        places=places,
+        gradients=gradients,
+        pooled_gradients=pooled_gradients,
+        partials=partials,
+        pools=pools,
+        answers=answers,
     )

@@ -46,7 +46,7 @@ def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
     if num_slots <= EXACT_SLOTS:
         return every
     fossil_codes = torch.where(fossil, bits, 0).sum(1, keepdim=True)
-    few = _few_codes(ablated, (full, fossil_codes), bits, rows)
+    few = _few_codes(ablated, (full, fossil_codes), bits, rows=rows)
     few, every = (
         F.pad(one, (0, most - one.shape[1]), value=-1) for one in (few[:, :most], every[:, :most])
     )

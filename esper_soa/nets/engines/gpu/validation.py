@@ -57,7 +57,7 @@ class ValidationStep(PassStep):
             rows = [level.rows for level in sums.levels]
             size = inputs.slot_flags.shape[0], inputs.first.shape[0], self.batch
             extent = MemorySizes(*size, rows, programs)
-            self.memory = memory_of(self.nets, self.plans, extent, inputs.first.device)
+            self.memory = memory_of(self.nets, self.plans, extent, device=inputs.first.device)
         memory = self.memory
         cut_(self.crops, inputs.counter, memory.images)
         features, branches = self._forward_(memory)
@@ -75,7 +75,9 @@ class ValidationStep(PassStep):
         branches = 1, self.sums.roots
         for plan in self.plans.blocks:
             features = next(room)
-            blocks.evaluate_(plan, x, self.block_weights(plan), features, branches)
+            blocks.evaluate_(
+                plan, x, self.block_weights(plan), features=features, branches=branches
+            )
             x = features
             for place in plan.places:
                 number = place[0]
@@ -83,7 +85,7 @@ class ValidationStep(PassStep):
                 pooled = next(room)
                 level = next(levels)
                 tree = branches[0], level.rows, *level
-                slots.branch_(slot, x, pooled, memory.spares[number], tree)
+                slots.branch_(slot, x, pooled, spare=memory.spares[number], tree=tree)
                 x = pooled
                 branches = level.rows, level.counts
         return x, branches
@@ -120,8 +122,8 @@ def memory_of(
             last = next(row_counts)
             features.append(room(side // 2 if pooled else side, plan.outputs))
             places[number] = slots.slot_workspace(
-                plans.slots[number], extent.programs, (side, side), images, False
+                plans.slots[number], extent.programs, (side, side), like=images, gradients=False
             )
             spares[number] = images.new_empty(extent.programs, side**2, plan.outputs)
-    answers = head_outputs(nets.shape, extent.num_nets * last, extent.batch, images)
-    return ValidationMemory(images, features, places, spares, answers)
+    answers = head_outputs(nets.shape, extent.num_nets * last, extent.batch, like=images)
+    return ValidationMemory(images, features, places, spares=spares, answers=answers)

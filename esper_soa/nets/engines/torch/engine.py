@@ -45,7 +45,7 @@ class TrainingChunk:
         rows = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.statistics = [row.reshape(-1).clone() for row in rows]
         groups = groups_of(shared.plan, envs, device)
-        self.actives = [gather_rows(weights, shape, group, shared.alpha) for group in groups]
+        self.actives = [gather_rows(weights, shape, group, alpha=shared.alpha) for group in groups]
         self.trained = [active for active in self.actives if not active.group.frozen]
         scaled = precision.SCALE in weights
         self.scales = precision.LossScales(weights, self.env_numbers) if scaled else None
@@ -73,11 +73,11 @@ class TrainingChunk:
             finite = precision.all_finite(grads, places)
         host_grad, *seed_grads = grads
         if gradients is not None:
-            self._measure_(gradients, host_grad, seed_grads, finite)
+            self._measure_(gradients, host_grad, seed_grads, finite=finite)
         host_rule, seed_rule = self.rules
-        update_(self.params, self.momentum, host_grad, host_rule)
+        update_(self.params, self.momentum, host_grad, rule=host_rule)
         for active, grad in zip(self.trained, seed_grads, strict=True):
-            update_(active.params, active.momentum, grad, seed_rule.of(active.group.nets))
+            update_(active.params, active.momentum, grad, rule=seed_rule.of(active.group.nets))
         for nets, rows, old in before:
             precision.where_finite_(precision.of_nets(finite, nets), rows, old)
         if self.scales is not None:
@@ -178,7 +178,7 @@ def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor,
     statistics = shape.statistics.unpack(host["statistics"].index_select(0, envs))
     folded = fold_batch_norm(shape, params, statistics)
     groups = groups_of(shared.plan, job.envs, device)
-    actives = [gather_rows(shared.weights, shape, group, shared.alpha) for group in groups]
+    actives = [gather_rows(shared.weights, shape, group, alpha=shared.alpha) for group in groups]
     num_nets = job.envs.size
     rows = job.final_rows
     loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=device)
@@ -189,7 +189,7 @@ def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor,
         seeds = SubsetSeeds(actives, num_nets, job.plan, labels.shape[0])
         with precision.autocast(nets.precision, inputs.device):
             batch = precision.as_input(inputs, nets.precision), targets
-            losses, right = evaluate_loss(shape, folded, batch, seeds, rows[0])
+            losses, right = evaluate_loss(shape, folded, batch, filler=seeds, row=rows[0])
         loss += losses
         correct += torch.stack([right[row] for row in rows])
         counts += (targets >= 0).transpose(0, 1).flatten(1).sum(1)
