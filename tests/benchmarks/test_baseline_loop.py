@@ -9,9 +9,19 @@ import torch
 from loop_world import evaluate_fused
 
 from benchmarks.baseline_env import BaselineEnv, ScalarAction
+from benchmarks.baseline_text import Gate, Host, make_seed
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.config.nets import TaskConfig
-from esper_soa.vocabulary import Blueprint, Op, Stage, Style
+from esper_soa.config.nets import TaskConfig, TransformerConfig, host_slots
+from esper_soa.nets.model.blueprints import (
+    GATE,
+    SEQUENCE_BLUEPRINTS,
+    gate_table,
+    seed_forward,
+    seed_table,
+)
+from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm, host_shape
+from esper_soa.nets.seeds.seeds import SeedFiller
+from esper_soa.vocabulary import Blend, Blueprint, Op, Stage, Style
 
 
 def batches(count=1, size=4, seed=0):
@@ -80,3 +90,34 @@ def test_an_env_step_trains_evaluates_records_acts_and_ticks():
     env.step(*data, ScalarAction())
     assert env.machines[0].seed.seed_age == 2
     assert env.machines[0].seed.gradient_measured
+
+
+def test_the_loop_on_text_has_the_networks_of_the_engine():
+    sizes = TransformerConfig(width=8, layers=2, heads=2, context=6, segments=2)
+    names = [blueprint.name for blueprint in SEQUENCE_BLUEPRINTS[1:]]
+    task = TaskConfig(
+        host="transformer", num_classes=256, blueprints=names, optimizer="adamw", transformer=sizes
+    )
+    shape = host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(256, (4, 6), generator=generator)
+    row = torch.randn(1, shape.parameters.total, generator=generator) / 4
+    host = Host(task)
+    host.load_flat(row[0])
+    folded = fold_batch_norm(shape, shape.parameters.unpack(row), [])
+    expected = evaluate_forward(shape, folded, tokens, SeedFiller([], 1))[:, 0].flatten(0, 1)
+    torch.testing.assert_close(host(tokens, {}).detach(), expected)
+    x = torch.randn(2, 8, 6, generator=generator)
+    for blueprint in shape.blueprints[1:]:
+        table = seed_table(blueprint, 8)
+        seed = make_seed(blueprint.code, 8, Blend.ADD)
+        assert seed.num_parameters() == table.total
+        numbers = torch.randn(1, table.total, generator=generator)
+        seed.load_flat(numbers[0])
+        found = seed(x.transpose(1, 2)).detach().transpose(1, 2)
+        torch.testing.assert_close(found, seed_forward(blueprint, table.unpack(numbers), x))
+    gate = Gate(8)
+    numbers = torch.randn(1, gate_table(8).total, generator=generator)
+    gate.load_flat(numbers[0])
+    amplitudes = GATE.forward(gate_table(8).unpack(numbers), x).squeeze(-1)
+    torch.testing.assert_close(gate(x.transpose(1, 2)).detach()[:, 0], amplitudes)

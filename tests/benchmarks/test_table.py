@@ -1,18 +1,14 @@
 """Tables come from records of commits alone, and the pages hold what the command makes of them."""
 
-import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib
 import pytest
 
-from benchmarks import kernels, machine, sleepers
-from benchmarks.learning import learning
+from benchmarks import machine
 from benchmarks.proof_figure import figure, stamp
 from benchmarks.proof_tables import DECLARED, FIGURE
 from benchmarks.records import METHOD, RESULTS, check_folder, keep, newest
@@ -33,21 +29,6 @@ REMEDY = f"python -m benchmarks.table --write {' '.join(PAGES)}"
 
 def record(commit: str, time: str = "2026-01-01T00:00:00Z", method: int = METHOD) -> dict:
     return {"benchmark": "eps", "method": method, "commit": commit, "time": time}
-
-
-# --- the command
-
-
-@pytest.mark.slow
-def test_a_package_of_the_same_name_hides_no_benchmarks_of_the_clone(tmp_path: Path) -> None:
-    """torchrl installs one; PYTHONPATH comes before it, and after the working folder."""
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')")
-    asked = [sys.executable, "-m", "benchmarks.table", "--help"]
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "the records in benchmarks/results/" in done.stdout
 
 
 # --- the pages
@@ -99,12 +80,6 @@ def test_only_text_between_marks_changes(
     assert main(["--results", str(tmp_path), "--write", str(page)]) == 2
     assert f"no line <!-- table: {names[0]} -->" in capsys.readouterr().err
     assert page.read_text() == "".join(blocks[1:])
-    other = tmp_path / "other.md"
-    other.write_text(blocks[0])
-    assert main(["--results", str(tmp_path), "--write", str(page), str(other)]) == 0
-    assert NOTHING in other.read_text()
-    assert page.read_text().count(NOTHING) == len(names) - 1
-    assert main(["--results", str(tmp_path), "--write", str(page), str(other), str(other)]) == 2
 
 
 # --- records that count
@@ -172,55 +147,6 @@ def test_files_that_differ_from_the_commit_show_but_for_results(tmp_path: Path) 
 # --- sections
 
 
-def test_sleepers_say_which_kernels_and_workers_they_measured(tmp_path: Path) -> None:
-    sizes = ["--envs", "4", "--batch", "2", "--train", "2", "--val", "2", "--repeats", "2"]
-    sleepers.main([*sizes, "--engine", "torch", "--results", str(tmp_path)])
-    kept = json.loads((tmp_path / "sleepers.jsonl").read_text())
-    assert kept["kernels"] == "plain torch (compute.engine=torch)"
-    lines = sections_of(kept, tmp_path, "sleepers")
-    assert [line.split(" | ")[0] for line in lines[2:5]] == [
-        "| 3 empty slots, over no slots at all",
-        "| a quarter of the slots, scattered, over the same seeds, packed",
-        "| validation, 8 subset rows of 3 seeds, over validation, one row",
-    ]
-    assert f"N=4 B=2 T=2 V=2, medians of 2 pairs, kernels {kept['kernels']}" in lines[-1]
-
-
-def test_the_state_machine_alone_has_a_row_per_size(tmp_path: Path) -> None:
-    sizes = ["--envs", "1", "3", "--modes", "eager", "--repeats", "3", "--steps", "24", "--results"]
-    kernels.main([*sizes, str(tmp_path)])
-    kept = json.loads((tmp_path / "kernels.jsonl").read_text())
-    lines = sections_of(kept, tmp_path, "kernels")
-    rows = [line.split(" | ")[:2] for line in lines[2:4]]
-    assert rows == [["| 1", "eager, 1"], ["| 3", "eager, 1"]]
-    assert "of 3 env-steps" in lines[-1]
-
-
-def sections_of(kept: dict, folder: Path, name: str) -> list[str]:
-    """The section of a record, as if it were of a commit."""
-    (folder / f"{name}.jsonl").write_text(json.dumps(kept | {"commit": "1234567"}))
-    return sections(folder)[0][name]
-
-
-def test_sides_of_environments_have_their_medians_and_ranges_in_order(tmp_path: Path) -> None:
-    rows = [
-        {"side": "simulator", "eps": 40.0, "low": 30.25, "high": 41.04},
-        {"side": "gymnasium", "eps": 33.3, "low": 31.0, "high": 34.0},
-    ]
-    work = {"experiment": "smoke", "envs": 16, "steps": 75, "repeats": 5, "rows": rows}
-    machine = {"cpu": "a processor", "cores": 2, "torch": "2"}
-    kept = record("1234567") | work | {"benchmark": "environments", "machine": machine}
-    keep(kept, tmp_path, "environments")
-    head, _, *lines = sections(tmp_path)[0]["environments"]
-    assert head == "| side | env-steps/s | range |"
-    assert lines[:2] == [
-        "| simulator | 40.0 | 30.2 to 41.0 |",
-        "| gymnasium | 33.3 | 31.0 to 34.0 |",
-    ]
-    assert "16 hosts of smoke, medians of 5 rounds of 75 env-steps" in lines[-1]
-    assert "commit 1234567, a processor" in lines[-1]
-
-
 def test_works_measured_alike_share_a_line_of_origin() -> None:
     def made(name: str, commit: str, gflops: float) -> dict:
         facts = {"cpu": "a processor", "cores": 2, "torch": "2"}
@@ -240,22 +166,3 @@ def test_works_measured_alike_share_a_line_of_origin() -> None:
     assert lines[0].startswith(f"- a, b: 2026-01-01, commit 1111111, {place}")
     assert "at most 150 to 160 GFLOP/s and 40 GB/s" in lines[0]
     assert span([3.0, 3.2]) == "3"
-
-
-def test_every_evaluation_of_learning_is_told_whichever_way_it_was_played() -> None:
-    def evaluated(shift: float, deterministic: bool) -> dict:
-        values = [
-            {"ppo": 20.0 + shift + n, "heuristic": 19.0 + n, "random": 5.0, "wait": 4.0}
-            for n in range(4)
-        ]
-        seeds = [{"net": one, "accuracy": one} for one in values]
-        return {"deterministic": deterministic, "seeds": seeds, "settings": []}
-
-    lines = learning([evaluated(0, True), evaluated(9, True), evaluated(5, False)])
-    likeliest, sampled = ("likeliest choices", "choices sampled as in training")
-    told = [f"{way.capitalize()}, evaluation {n}" for way, n in ((likeliest, 2), (sampled, 3))]
-    titles = [line for line in lines if line.endswith("(commit not kept):")]
-    assert titles == [f"{one} (commit not kept):" for one in told]
-    rows = [line.split(" | ") for line in lines if line.startswith(("| 1 (", "| 2 (", "| 3 ("))]
-    means = [(likeliest, "21.50 "), (likeliest, "30.50 "), (sampled, "26.50 ")]
-    assert [(row[2], row[3][:6]) for row in rows] == means
