@@ -33,7 +33,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.run_folders import finished_accuracy
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import write_text
-from esper_soa.training.files.find_policy import POLICIES, SUFFIX
+from esper_soa.training.files.find_policy import POLICY_FOLDER, POLICY_SUFFIX
 from esper_soa.training.files.policies import save_policy
 from esper_soa.training.files.run_folder import RunFolder, find_checkpoint
 from esper_soa.training.files.saved_run import read_run
@@ -283,7 +283,7 @@ def write(
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--results {path}: cannot be read ({one_line(error)})") from error
     into.mkdir(parents=True, exist_ok=True)
-    target = into / f"{plan.name}{SUFFIX}"
+    target = into / f"{plan.name}{POLICY_SUFFIX}"
     last = find_checkpoint(str(jobs[-1].folder.path), "folder")
     save_policy(target, read_run(last, torch.device("cpu")), facts)
     write_text(target.with_suffix(".md"), card(facts, told))
@@ -311,7 +311,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--folder", type=Path, help="of the runs; default: runs/ship/NAME")
     add("--data-root", default="", help="the files of CIFAR-10, for stages with data=cifar10")
     words = "folder of the policy; default: that of the package"
-    add("--into", type=Path, default=POLICIES, help=words)
+    add("--into", type=Path, default=POLICY_FOLDER, help=words)
     words = "text or Markdown for the card; may be given again"
     add("--results", type=Path, action="append", default=[], help=words)
     return parser.parse_intermixed_args(arguments)
@@ -324,7 +324,7 @@ def main() -> None:
         plan = read_plan(options.plan)
         folder = (options.folder or ROOT / "runs" / "ship" / plan.name).resolve()
         jobs = jobs_of(plan, folder, options.settings, options.data_root)
-        announce(plan, jobs, options.into / f"{plan.name}{SUFFIX}")
+        announce(plan, jobs, options.into / f"{plan.name}{POLICY_SUFFIX}")
         for job in jobs:
             if not job.done:
                 train(job)

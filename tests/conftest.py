@@ -36,10 +36,10 @@ def _no_compiler_beside_tests() -> Iterator[None]:
     of them hold the lock that a compiler needs alone. A test with a cache of its own plays fewer
     env-steps than have any compiled.
     """
-    from esper_soa.runtime.step_cache import FOLDER
+    from esper_soa.runtime.step_cache import STEP_FOLDER
     from esper_soa.system.caches import open_cache
 
-    with open(open_cache(FOLDER) / "lock", "w") as lock:
+    with open(open_cache(STEP_FOLDER) / "lock", "w") as lock:
         with suppress(BlockingIOError):  # one is at work
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield

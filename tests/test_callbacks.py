@@ -20,7 +20,7 @@ from tiny_world import tiny_world
 
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
-from esper_soa.runtime.ranks import ALONE
+from esper_soa.runtime.ranks import SINGLE_PROCESS
 from esper_soa.system.errors import PrunedError, UserError
 from esper_soa.system.signals import Interrupted
 from esper_soa.training.files.run_folder import RunFolder
@@ -158,7 +158,7 @@ def test_a_setting_that_needs_the_lab_is_named_without_it(
 
     def recorder(level: str) -> Recorder:
         cfg = settings(telemetry=TelemetryConfig(level=level))
-        return make_recorder(cfg, world, Session(RunFolder(tmp_path), 0), ALONE)
+        return make_recorder(cfg, world, Session(RunFolder(tmp_path), 0), SINGLE_PROCESS)
 
     def made(**asked: object) -> list[Callback]:
         return make_callbacks(settings(**asked))

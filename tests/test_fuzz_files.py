@@ -42,7 +42,7 @@ from esper_soa.system.errors import DataError, UserError
 from esper_soa.system.json_lines import keep_rounds
 from esper_soa.training.files.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from esper_soa.training.files.checksum import write_sealed
-from esper_soa.training.files.find_policy import POLICIES, packaged_policies
+from esper_soa.training.files.find_policy import POLICY_FOLDER, packaged_policies
 from esper_soa.training.files.policies import load_policy
 from esper_soa.training.files.saved_run import read_run as read_checkpoint
 from esper_soa.training.results.anomalies import WatchState
@@ -278,7 +278,7 @@ def test_checkpoints_and_policy_files_under_a_seal_that_fits(count: int) -> None
         "watch": asdict(WatchState()),
         "learner": {"policy": {"weight": torch.zeros(3)}},
     }
-    policy = load_checkpoint(POLICIES / f"{packaged_policies()[0]}.policy", CPU)
+    policy = load_checkpoint(POLICY_FOLDER / f"{packaged_policies()[0]}.policy", CPU)
     policy["learner"] = {"policy": {"weight": torch.zeros(3)}}
 
     def check(edits: list[Edit], changes: list) -> None:

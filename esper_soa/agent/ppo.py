@@ -97,7 +97,9 @@ class Learner:
         steps = zip(raw, sampled, strict=True)
         scaled = torch.stack([self.scale_rewards_(*step) for step in steps])
         penalty = rewards.clamp(-limit, limit).float()
-        rows.reward.copy_(torch.where(rows.terminal, penalty, self.reduction.own(scaled, dim=1)))
+        rows.reward.copy_(
+            torch.where(rows.terminal, penalty, self.reduction.rows_here(scaled, dim=1))
+        )
 
     def update(self, *rollouts: Rollout) -> dict[str, float]:
         """Learn from a rollout of every task by PPO; returns the diagnostics of docs/metrics.md.

@@ -15,11 +15,11 @@ class Reduction:
     count = 1  # processes that share the envs
     first_env = 0  # number of the first env of this process
 
-    def all_envs(self, own: int) -> int:
-        """N, where this process has n = `own` envs."""
-        return own
+    def all_envs(self, num_here: int) -> int:
+        """N, where this process has n = `num_here` envs."""
+        return num_here
 
-    def own(self, entries: Tensor, dim: int = 0) -> Tensor:
+    def rows_here(self, entries: Tensor, dim: int = 0) -> Tensor:
         """The part of this process of a tensor with an entry for each of N envs along `dim`."""
         return entries
 

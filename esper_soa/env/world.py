@@ -135,7 +135,7 @@ class World:
         self.settings: EnvSettings = {
             name: sets.get(name) or values[name].tolist() for name in rules.differing
         }
-        own = {name: self.reduction.own(value) for name, value in values.items()}
+        own = {name: self.reduction.rows_here(value) for name, value in values.items()}
         self.values = {name: value.to(self.device) for name, value in own.items()}
         self.kernel_values = tuple(self.values[name] for name in rules.kernel_settings)
 
@@ -207,7 +207,7 @@ class World:
         first = torch.zeros_like(self.envs[:1])
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), envs=first)
         num_train = len(self.data.train_labels)
-        return self.reduction.own(
+        return self.reduction.rows_here(
             orders.split_training_order(shared, num_train, step, split=self.split)
         )
 
@@ -258,7 +258,9 @@ class World:
             starts = [entry.validation for entry in sets]
             return self.join([one + start for one, start in zip(drawn, starts, strict=True)])
         num_val = len(self.data.val_labels)
-        return self.reduction.own(orders.split_validation_order(num_val, self.split, self.device))
+        return self.reduction.rows_here(
+            orders.split_validation_order(num_val, self.split, self.device)
+        )
 
 
 def values_of_envs(

@@ -13,7 +13,7 @@ import torch
 from esper_soa.system.caches import FolderError, open_cache
 
 # the variable by which torch.compile is told where to keep things
-FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 # What benchmarks/kernels.py measures on one core of a CPU for both kernels and 3 slots, with an
 # empty cache. With a full one a start takes a sixth of it; which of the two a start will be is not
 # known from the settings.
@@ -53,7 +53,7 @@ def keep_compiled() -> str:
     and closed to others, as that of the native kernels; where it cannot be, torch keeps things in
     its temporary folder.
     """
-    named = os.environ.get(FOLDER, "")
+    named = os.environ.get(INDUCTOR_FOLDER, "")
     parent, name = os.path.split(named)
     # torch, when imported, names its temporary folder there
     torchs = parent == tempfile.gettempdir() and name.startswith("torchinductor_")
@@ -63,5 +63,5 @@ def keep_compiled() -> str:
         folder = open_cache("inductor")
     except FolderError as error:
         return f"kept for now, {error}"
-    os.environ[FOLDER] = str(folder)
+    os.environ[INDUCTOR_FOLDER] = str(folder)
     return f"kept in {folder}"

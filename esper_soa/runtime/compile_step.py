@@ -4,7 +4,7 @@
 libraries, compares them with the eager kernels over episodes of random play, and puts them into the
 cache (step_cache.py). What adds up or rounds otherwise in inductor's own code is left to the
 operations of torch. Where a bit differs the cache says so, and the kernels stay eager. A signal, or
-LIMIT seconds, ends it: nothing stays behind.
+COMPILE_SECONDS seconds, ends it: nothing stays behind.
 """
 
 import math
@@ -36,20 +36,32 @@ from esper_soa.env.ahead import (
 )
 from esper_soa.env.governor import discard_panicked, watch
 from esper_soa.env.step import EnvRules, apply_action, initial_state, record_and_observe
-from esper_soa.runtime.step_cache import REFUSED, digests, find, only_compiler, store
+from esper_soa.runtime.step_cache import REFUSAL_ENTRY, digests, find, only_compiler, store
 from esper_soa.state import View, same_bits
 from esper_soa.system import streams
-from esper_soa.system.caches import DRAFT, drop_old_drafts
-from esper_soa.system.signals import STOPPING, Interrupted, signal_handlers
+from esper_soa.system.caches import DRAFT_PREFIX, drop_old_drafts
+from esper_soa.system.signals import STOP_SIGNALS, Interrupted, signal_handlers
 from esper_soa.vocabulary import HEADS
 
-LIMIT = 1800  # seconds
+COMPILE_SECONDS = 1800  # seconds
 PROOF_ENVS = (1, 7, 64, 300)  # sizes that vectors and blocks of threads end in differently
 PROOF_STEPS = 150
 # Operations that inductor's code rounds otherwise, or adds up in another order, than torch's.
-INEXACT = ("cos", "cumprod", "exp", "log", "log1p", "mean", "pow", "sigmoid", "std", "sum", "tanh")
+INEXACT_OPERATIONS = (
+    "cos",
+    "cumprod",
+    "exp",
+    "log",
+    "log1p",
+    "mean",
+    "pow",
+    "sigmoid",
+    "std",
+    "sum",
+    "tanh",
+)
 EXACT_SUMMANDS = 3  # torch adds as few in their order, as inductor does
-OPTIONS: dict[str, str | bool | int] = {
+INDUCTOR_OPTIONS: dict[str, str | bool | int] = {
     "cpp.enable_floating_point_contract_flag": "off",  # no product and sum in one rounding
     # Rows have S numbers, fewer than a vector: loads of a part of one cost three times plain loops,
     # which the C++ compiler turns into vectors where it can.
@@ -78,21 +90,21 @@ def compile_kernel(
         dynamic_shapes=(tuple(dims for _ in tensors),),
         strict=False,
     )
-    inexact = tuple(f"aten.{operation}." for operation in INEXACT)
+    inexact = tuple(f"aten.{operation}." for operation in INEXACT_OPERATIONS)
     for node in program.graph.nodes:
         if str(node.target).startswith(inexact) and not _is_exact(node):
             node.meta["custom"] = {"fallback_to_eager": True}
-    own = work / name
-    own.mkdir()
-    options = OPTIONS | {"aot_inductor.output_path": str(own / f"{name}.so")}
+    output = work / name
+    output.mkdir()
+    options = INDUCTOR_OPTIONS | {"aot_inductor.output_path": str(output / f"{name}.so")}
     library = inductor.aot_compile(program.module(), tensors, options=options)
     shutil.move(str(library), draft / f"{name}.so")
     # what the library is to know of the operations it leaves to torch
-    shutil.move(str(next(own.glob("*.wrapper.json"))), draft / f"{name}.json")
+    shutil.move(str(next(output.glob("*.wrapper.json"))), draft / f"{name}.json")
 
 
 def _is_exact(node: torch.fx.Node) -> bool:
-    """Whether inductor's own code for an operation of INEXACT gives torch's bits."""
+    """Whether inductor's own code for an operation of INEXACT_OPERATIONS gives torch's bits."""
     result = node.meta["val"]
     if not result.is_floating_point():
         return True
@@ -116,7 +128,7 @@ def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
     state = initial_state(rules, num_envs, torch.device("cpu"))
     envs = torch.arange(num_envs)
     values = example_values(rules, num_envs)
-    own: dict[str, LibraryKernel] = {}
+    libraries: dict[str, LibraryKernel] = {}
     for step in range(min(rules.max_steps, PROOF_STEPS)):
         measured = made_up(rules, state, step)
         state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, cfg=rules.governor)
@@ -131,8 +143,8 @@ def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
         given = (state, measured, values), (observed, attribution, action, values)
         calls = zip(given, (recorded, result), strict=True)
         for name, (inputs, wanted) in zip(KERNELS, calls, strict=True):
-            own.setdefault(name, LibraryKernel(folder / f"{name}.so", inputs, wanted))
-            if not same_bits(leaves(own[name](rules, *inputs)), leaves(wanted)):
+            libraries.setdefault(name, LibraryKernel(folder / f"{name}.so", inputs, wanted))
+            if not same_bits(leaves(libraries[name](rules, *inputs)), leaves(wanted)):
                 return f"{name} compiled rounds otherwise here (env-step {step} of {num_envs} envs)"
         state = result.state
     return ""
@@ -140,24 +152,24 @@ def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
 
 def fill(folder: Path, key: str, rules: EnvRules) -> None:
     """Compile, compare, store; where that fails the cache says why."""
-    with tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder) as work_folder:
+    with tempfile.TemporaryDirectory(prefix=DRAFT_PREFIX, dir=folder) as work_folder:
         work = Path(work_folder)
         draft = work / "draft"
         draft.mkdir(mode=0o700)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")
         try:
             inputs = example_inputs(rules, example_envs(rules))
-            for name, own in zip(KERNELS, inputs, strict=True):
-                compile_kernel(name, rules, own, work=work, draft=draft)
+            for name, kernel_inputs in zip(KERNELS, inputs, strict=True):
+                compile_kernel(name, rules, kernel_inputs, work=work, draft=draft)
             envs = PROOF_ENVS if rules.reward.split is None else (example_envs(rules),)
             refusal = next(filter(None, (differs(rules, draft, number) for number in envs)), "")
         except (RuntimeError, ValueError, TypeError, LibraryError, StopIteration) as error:
             refusal = f"inductor failed: {' '.join(str(error).split())[:200]}"
-        store(draft, folder, key, manifest={REFUSED: refusal} if refusal else digests(draft))
+        store(draft, folder, key, manifest={REFUSAL_ENTRY: refusal} if refusal else digests(draft))
 
 
 def main() -> None:
-    """Read the rules and fill the cache, if no other process does so, for LIMIT seconds at most."""
+    """Read the rules and fill the cache, if no other process does so, in COMPILE_SECONDS at most."""
     _, folder_text, key, niceness_text = sys.argv
     folder = Path(folder_text)
     niceness = int(niceness_text)
@@ -168,10 +180,10 @@ def main() -> None:
     def stop(number: int) -> None:
         raise Interrupted(number)
 
-    signal.alarm(LIMIT)
+    signal.alarm(COMPILE_SECONDS)
     try:
         with (
-            signal_handlers(stop, (*STOPPING, signal.SIGALRM)),
+            signal_handlers(stop, (*STOP_SIGNALS, signal.SIGALRM)),
             only_compiler(folder, wait=niceness == 0) as alone,
             torch.no_grad(),
         ):

@@ -24,7 +24,7 @@ from esper_soa.system.errors import RankLostError, one_line
 
 Value = TypeVar("Value")
 # that a rank waits for the others: of two, one may build while the other compiles
-PATIENCE = timedelta(minutes=30)
+RANK_TIMEOUT = timedelta(minutes=30)
 
 
 def share_of(num_envs: int, count: int, rank: int) -> range:
@@ -79,7 +79,7 @@ class Ranks(Reduction):
         return [value]
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 class RankGroup(Ranks):
@@ -94,12 +94,12 @@ class RankGroup(Ranks):
         self.count = dist.get_world_size()
         self.first_env = self.share(num_envs).start
         with _rank_errors():
-            self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
+            self._host = dist.new_group(backend="gloo", timeout=RANK_TIMEOUT)
 
-    def all_envs(self, own: int) -> int:
+    def all_envs(self, num_here: int) -> int:
         return self.num_envs
 
-    def own(self, entries: Tensor, dim: int = 0) -> Tensor:
+    def rows_here(self, entries: Tensor, dim: int = 0) -> Tensor:
         share = self.share(self.num_envs)
         return entries.narrow(dim, share.start, len(share))
 
@@ -189,10 +189,10 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, own: Tensor, group: RankGroup
+        ctx: torch.autograd.function.FunctionCtx, part: Tensor, group: RankGroup
     ) -> Tensor:
-        ctx.mark_dirty(own)
-        return group.reduced(own)
+        ctx.mark_dirty(part)
+        return group.reduced(part)
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]

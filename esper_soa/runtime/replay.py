@@ -5,8 +5,8 @@ import torch
 from esper_soa.nets.graphs import Replay
 from esper_soa.system.errors import check
 
-PARTS = ("state machine", "policy", "gradient steps")  # what compute.cuda_graphs is about
-STATE, POLICY, GRADIENTS = PARTS
+REPLAYED_PARTS = ("state machine", "policy", "gradient steps")  # what compute.cuda_graphs is about
+STATE, POLICY, GRADIENTS = REPLAYED_PARTS
 
 
 def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
@@ -20,12 +20,12 @@ def choose_replay(setting: str, device: torch.device, own_reward: bool, num_rank
     allowed = f"auto or off on device={device.type}"
     check(device.type == "cuda", "compute.cuda_graphs", setting, allowed=allowed, remedy=words)
     if setting == "on":
-        return Replay(PARTS, "all are replayed (compute.cuda_graphs=on)")
+        return Replay(REPLAYED_PARTS, "all are replayed (compute.cuda_graphs=on)")
     obstacles = {
         STATE: "a reward of your own may do what a graph does not do again" if own_reward else "",
         GRADIENTS: "ranks take them together" if num_ranks > 1 else "",
     }
     reasons = {part: reason for part, reason in obstacles.items() if reason}
-    parts = tuple(part for part in PARTS if part not in reasons)
+    parts = tuple(part for part in REPLAYED_PARTS if part not in reasons)
     left_out = tuple(f"{part}: left out, as {reason}" for part, reason in reasons.items())
     return Replay(parts, f"{', '.join(parts)} (compute.cuda_graphs=auto)", left_out, insists=False)

@@ -29,10 +29,10 @@ from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.system.caches import FolderError, open_cache, open_folder, read_user_file
 from esper_soa.system.cores import this_processor
 
-FOLDER = "step"  # of all keys, in the user's cache
-MANIFEST = "sha256.json"
-REFUSED = "refused"  # the entry of a manifest that says why there are no libraries
-FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
+STEP_FOLDER = "step"  # of all keys, in the user's cache
+MANIFEST_FILE = "sha256.json"
+REFUSAL_ENTRY = "refused"  # the entry of a manifest that says why there are no libraries
+LIBRARY_FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
 KEPT_KEYS = 32  # of about a megabyte each; those that were used longest ago go
 BACKGROUND_STEPS = 64  # of each env, in the shortest run that has kernels compiled beside it
 
@@ -55,7 +55,7 @@ def step_key(rules: EnvRules) -> str:
     reward = rules.reward
     split = reward.split
     tables = reward.counts, reward.flop
-    costs = [(one.host, one.seed.tolist(), one.gate.tolist()) for one in tables]
+    costs = [(table.host, table.seed.tolist(), table.gate.tolist()) for table in tables]
     settings = rules.lifecycle, rules.gates, rules.signals, rules.governor, rules.early_stop
     places = None if split is None else split.place.tolist()
     processor = this_processor()
@@ -88,15 +88,15 @@ def find(folder: Path, key: str) -> dict[str, str] | None:
         if not place.is_dir():
             return None
         open_folder(place)
-        manifest = json.loads(read_user_file(place / MANIFEST) or "null")
-        if isinstance(manifest, dict) and (REFUSED in manifest or manifest == digests(place)):
+        manifest = json.loads(read_user_file(place / MANIFEST_FILE) or "null")
+        if isinstance(manifest, dict) and (REFUSAL_ENTRY in manifest or manifest == digests(place)):
             return manifest
     return None
 
 
 def digests(place: Path) -> dict[str, str]:
     """SHA-256 by name of the files of a key; of no content where one is missing."""
-    contents = {name: read_user_file(place / name) or b"" for name in FILES}
+    contents = {name: read_user_file(place / name) or b"" for name in LIBRARY_FILES}
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
@@ -105,12 +105,12 @@ def store(draft: Path, folder: Path, key: str, manifest: dict[str, str]) -> None
 
     KEPT_KEYS keys stay.
     """
-    (draft / MANIFEST).write_text(json.dumps(manifest))
+    (draft / MANIFEST_FILE).write_text(json.dumps(manifest))
     for path in draft.iterdir():
         path.chmod(0o600)
     remove(folder / key)
     draft.rename(folder / key)
-    keys = sorted(folder.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime)
+    keys = sorted(folder.glob(f"*/{MANIFEST_FILE}"), key=lambda path: path.stat().st_mtime)
     for manifest_file in keys[:-KEPT_KEYS]:
         remove(manifest_file.parent)
 
@@ -149,7 +149,7 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
     if reason:
         return EAGER._replace(reason=f"not compiled: {reason}")
     try:
-        folder = open_cache(FOLDER)
+        folder = open_cache(STEP_FOLDER)
         key = step_key(rules)
         manifest = find(folder, key)
         said = (
@@ -160,11 +160,11 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
         manifest = find(folder, key) if wait else manifest
         if manifest is None:
             return EAGER._replace(reason=f"not compiled: {said or 'the compiler failed'}")
-        if REFUSED in manifest:
-            return EAGER._replace(reason=f"not compiled: {manifest[REFUSED]}")
+        if REFUSAL_ENTRY in manifest:
+            return EAGER._replace(reason=f"not compiled: {manifest[REFUSAL_ENTRY]}")
         kernels = load_kernels(folder / key, rules, num_envs)
         with suppress(OSError):
-            os.utime(folder / key / MANIFEST)  # used now
+            os.utime(folder / key / MANIFEST_FILE)  # used now
     except (FolderError, LibraryError, OSError) as error:
         return EAGER._replace(reason=f"not compiled: {error}")
     return kernels._replace(reason=f"compiled ahead of time, equal to the bit: {folder / key}")

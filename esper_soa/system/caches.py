@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-DRAFT = "draft-"  # begins the name of a folder in which a compiler works
+DRAFT_PREFIX = "draft-"  # begins the name of a folder in which a compiler works
 DRAFT_SECONDS = 3600.0  # older drafts belong to a process that was killed
 
 
@@ -84,14 +84,14 @@ def read_user_file(path: Path) -> bytes | None:
         flags = os.O_NOFOLLOW | os.O_NONBLOCK
         with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
             status = os.fstat(file.fileno())
-            own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-            return file.read() if own and not status.st_mode & 0o022 else None
+            is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+            return file.read() if is_ours and not status.st_mode & 0o022 else None
     except OSError:  # there is none, or a link or a folder
         return None
 
 
 def drop_old_drafts(folder: Path) -> None:
     """Delete drafts of killed processes."""
-    for draft in folder.glob(f"{DRAFT}*"):
+    for draft in folder.glob(f"{DRAFT_PREFIX}*"):
         if time.time() - draft.lstat().st_mtime > DRAFT_SECONDS:
             shutil.rmtree(draft, ignore_errors=True)

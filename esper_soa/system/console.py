@@ -17,7 +17,7 @@ from esper_soa.system.errors import RankLostError, RunMemoryError, UserError
 from esper_soa.system.files import IncompleteError, reason_of
 from esper_soa.system.signals import stop_at_once
 
-CLOSED = "it was closed before the start"
+CLOSED_AT_START = "it was closed before the start"
 # Errors of which a user is told the message alone.
 KNOWN_ERRORS = (UserError, IncompleteError, RunMemoryError, RankLostError)
 
@@ -67,7 +67,7 @@ def safe_stream(stream: TextIO | None) -> SafeStream:
     """`stream` as an outlet; one that was closed before the start (None) is lost already."""
     if isinstance(stream, SafeStream):
         return stream
-    return null_stream(CLOSED) if stream is None else SafeStream(stream)
+    return null_stream(CLOSED_AT_START) if stream is None else SafeStream(stream)
 
 
 def null_stream(reason: str = "") -> SafeStream:
@@ -119,7 +119,7 @@ def ending_with_status() -> Iterator[None]:
             yield
             sys.stdout.flush()
             lost = cast(SafeStream, sys.stdout).lost
-            if lost not in ("", CLOSED, os.strerror(errno.EPIPE)):
+            if lost not in ("", CLOSED_AT_START, os.strerror(errno.EPIPE)):
                 raise IncompleteError(f"standard output could not be written ({lost})")
         except (UserError, IncompleteError) as error:
             exit_with(error)

@@ -18,7 +18,7 @@ IDENTIFYING_FIELDS = ("flags", "model name", "Features", "CPU implementer", "CPU
 
 # What OpenMP reads as torch is loaded: whether threads of an operation sleep while they wait. Those
 # that do not take cores from other work, and where that has a core, ten times as long.
-WAITING = "OMP_WAIT_POLICY"
+WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 class Processor(NamedTuple):
@@ -51,7 +51,7 @@ def let_threads_sleep() -> None:
     otherwise; for commands, before they import torch.
     """
     if "torch" not in sys.modules:
-        os.environ.setdefault(WAITING, "passive")
+        os.environ.setdefault(WAIT_POLICY, "passive")
 
 
 def core_numbers() -> list[int]:

@@ -20,8 +20,8 @@ def single_line(value: object) -> str:
 
 def error_text(error: BaseException) -> str:
     """Text of an error, and of what it came after, as where ending a capture failed too."""
-    errors = [one for one in (error, error.__context__) if one is not None]
-    texts = [f"{type(one).__name__}: {one_line(one)}" for one in errors]
+    errors = [part for part in (error, error.__context__) if part is not None]
+    texts = [f"{type(part).__name__}: {one_line(part)}" for part in errors]
     return f"it fails with {', after '.join(texts)}"
 
 

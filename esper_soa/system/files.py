@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOGGER = logging.getLogger("esper_soa")
-DELETED = "somebody has deleted it"
+DELETED_REASON = "somebody has deleted it"
 
 
 class IncompleteError(Exception):
@@ -123,7 +123,7 @@ class LineFile:
             self._handle = os.open(self._path, flags, 0o666)
         status = os.fstat(self._handle)
         if not status.st_nlink:
-            raise FileNotFoundError(errno.ENOENT, DELETED)
+            raise FileNotFoundError(errno.ENOENT, DELETED_REASON)
         end = status.st_size
         text = "".join(f"{line}\n" for line in self._waiting)
         remaining = memoryview(text.encode(errors="backslashreplace"))

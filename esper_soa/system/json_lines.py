@@ -26,9 +26,9 @@ def finite_json(value: Json, path: str, paths: list[str]) -> Json:
     if value is None or isinstance(value, int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {key: finite_json(one, f"{path}.{key}", paths) for key, one in value.items()}
+        return {key: finite_json(item, f"{path}.{key}", paths) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [finite_json(one, f"{path}[{at}]", paths) for at, one in enumerate(value)]
+        return [finite_json(item, f"{path}[{at}]", paths) for at, item in enumerate(value)]
     remedy = "give plain numbers, texts or lists"
     raise TypeError(f"{path[1:]}: a {type(value).__name__} cannot be written as JSON; {remedy}")
 

@@ -19,8 +19,8 @@ from typing import TypeAlias
 from esper_soa.system.cores import let_threads_sleep
 from esper_soa.system.errors import UserError
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-SAVING = signal.SIGUSR2
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAVE_SIGNAL = signal.SIGUSR2
 Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -65,13 +65,13 @@ def signal_handlers(
     """
     outer = sys.exception()
 
-    def own(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if not is_ending(outer):
             react(number)
 
     before: dict[int, Handler] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, own) for number in numbers}
+        before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield before
     finally:
@@ -89,7 +89,7 @@ def stop_at_once() -> Iterator[None]:
         raise requests[0]
 
     try:
-        with signal_handlers(stop, STOPPING):
+        with signal_handlers(stop, STOP_SIGNALS):
             yield
     except Interrupted as error:
         print(error, file=sys.stderr)
@@ -115,7 +115,7 @@ def import_guard() -> Iterator[None]:
         print(stop, file=sys.stderr)
         os._exit(stop.status)
 
-    handled = tuple(number for number in STOPPING if not is_foreign(signal.getsignal(number)))
+    handled = tuple(number for number in STOP_SIGNALS if not is_foreign(signal.getsignal(number)))
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -148,7 +148,7 @@ class Requests:
 
     def note(self, number: int) -> None:
         """React to a signal; a second request to stop does not wait, unless others handle it."""
-        if number == SAVING:
+        if number == SAVE_SIGNAL:
             self.save = True
         elif self.stop and not is_foreign(self.before.get(number)):
             raise Interrupted(number)
@@ -157,11 +157,11 @@ class Requests:
 
     def waiting(self) -> list[int]:
         """The signals that wait, the one that asks for the end last."""
-        return [int(SAVING)] * self.save + [self.stop] * bool(self.stop)
+        return [int(SAVE_SIGNAL)] * self.save + [self.stop] * bool(self.stop)
 
     def handle(self, number: int) -> bool:
         """After the checkpoint: call another program's handler; returns whether there was one."""
-        if number == SAVING:
+        if number == SAVE_SIGNAL:
             self.save = False
         else:
             self.stop = 0
@@ -176,6 +176,6 @@ class Requests:
 def collect_signals() -> Iterator[Requests]:
     """Requests that fill while the context lasts; outside the main thread they stay empty."""
     requests = Requests()
-    with signal_handlers(requests.note, (*STOPPING, SAVING)) as before:
+    with signal_handlers(requests.note, (*STOP_SIGNALS, SAVE_SIGNAL)) as before:
         requests.before = before
         yield requests

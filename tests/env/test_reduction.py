@@ -57,7 +57,11 @@ def test_the_envs_of_a_process_are_those_of_the_run_by_their_numbers(split: bool
 
 def test_the_reduction_over_all_envs_gives_back_what_it_gets() -> None:
     numbers = torch.arange(6.0).reshape(2, 3).requires_grad_()
-    for given in (ALL_ENVS.own(numbers), *ALL_ENVS.total(numbers), *ALL_ENVS.all_gather(numbers)):
+    for given in (
+        ALL_ENVS.rows_here(numbers),
+        *ALL_ENVS.total(numbers),
+        *ALL_ENVS.all_gather(numbers),
+    ):
         assert given is numbers
     assert ALL_ENVS.all_envs(ENVS) == ENVS
     assert ALL_ENVS.gather([numbers], dim=1) == [numbers]

@@ -92,7 +92,7 @@ def test_every_blueprint_with_every_blend_is_a_program_of_torch_export_and_a_mod
         check_onnx(net, tmp_path / "host.onnx")
 
 
-ALONE = """
+SINGLE_PROCESS = """
 import sys
 sys.modules["esper_soa"] = None
 import torch
@@ -115,7 +115,7 @@ def test_code_is_one_file_that_needs_torch_alone_and_gives_the_same_bits(
     torch.save(images(7), tmp_path / "images.pt")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", ALONE],
+        [sys.executable, "-W", "error", "-c", SINGLE_PROCESS],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

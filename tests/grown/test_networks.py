@@ -14,7 +14,7 @@ from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.module_files import load
-from esper_soa.runtime.ranks import ALONE
+from esper_soa.runtime.ranks import SINGLE_PROCESS
 from esper_soa.state import STATE_FLOAT
 from esper_soa.system.files import IncompleteError
 from esper_soa.system.versions import package_versions
@@ -162,7 +162,7 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
 
 def files_of(folder: RunFolder) -> TaskFiles:
     """What writes the networks of a run there."""
-    return TaskFiles(settings(), Session(folder, 0), build_world(settings(), CPU), ALONE)
+    return TaskFiles(settings(), Session(folder, 0), build_world(settings(), CPU), SINGLE_PROCESS)
 
 
 def test_a_damaged_best_host_is_passed_over_with_a_warning(

@@ -22,7 +22,7 @@ from esper_soa.training.loop.build import build_world, trial_of
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 
 STEPS = 6
-ALONE = "native kernels are for float32 on a CPU, not"
+SINGLE_PROCESS = "native kernels are for float32 on a CPU, not"
 
 
 def engine(device: torch.device = CPU, **compute: str) -> Engine:
@@ -47,8 +47,8 @@ def test_whole_networks_go_to_the_kernels_in_c() -> None:
     ("compute", "device", "reason"),
     [
         ({"engine": "torch"}, "cpu", "compute.engine=torch"),
-        ({"precision": "bfloat16"}, "cpu", f"{ALONE} torch.bfloat16 on cpu"),
-        ({}, "meta", f"{ALONE} torch.float32 on meta"),
+        ({"precision": "bfloat16"}, "cpu", f"{SINGLE_PROCESS} torch.bfloat16 on cpu"),
+        ({}, "meta", f"{SINGLE_PROCESS} torch.float32 on meta"),
     ],
 )
 def test_the_rest_is_torch_and_says_why(compute: dict[str, str], device: str, reason: str) -> None:
@@ -62,9 +62,9 @@ def test_the_rest_is_torch_and_says_why(compute: dict[str, str], device: str, re
     ("device", "engine_name", "precision", "why"),
     [
         ("cpu", "triton_graphs", "auto", "CUDA graphs need an NVIDIA GPU, not cpu"),
-        ("cpu", "native", "bfloat16", f"Plain torch ({ALONE} torch.bfloat16 on cpu)"),
-        ("meta", "native", "auto", f"Plain torch ({ALONE} torch.float32 on meta)"),
-        ("cuda", "native", "float32", f"Plain torch ({ALONE} torch.float32 on cuda)"),
+        ("cpu", "native", "bfloat16", f"Plain torch ({SINGLE_PROCESS} torch.bfloat16 on cpu)"),
+        ("meta", "native", "auto", f"Plain torch ({SINGLE_PROCESS} torch.float32 on meta)"),
+        ("cuda", "native", "float32", f"Plain torch ({SINGLE_PROCESS} torch.float32 on cuda)"),
     ],
 )
 def test_what_cannot_run_is_refused_by_its_setting(

@@ -30,7 +30,7 @@ from esper_soa.nets.graphs import (
     captured_call,
     copy_all_,
 )
-from esper_soa.runtime.replay import GRADIENTS, PARTS, POLICY, STATE, choose_replay
+from esper_soa.runtime.replay import GRADIENTS, POLICY, REPLAYED_PARTS, STATE, choose_replay
 from esper_soa.system.errors import SettingError, error_text
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
@@ -99,7 +99,7 @@ def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() 
         settled = choose_replay(setting, CPU, False, 1)
         reason = f"no CUDA graphs (compute.cuda_graphs={words})"
         assert (settled.parts, settled.reason) == ((), reason)
-        assert settled.steps(PARTS[0], CPU) is None
+        assert settled.steps(REPLAYED_PARTS[0], CPU) is None
     with pytest.raises(
         SettingError,
         match=(
@@ -113,11 +113,13 @@ def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() 
 def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out(happened: list[str]) -> None:
     ways = ("on", "off", "auto")
     insisted, forbidden, left = (choose_replay(one, SECOND, False, 1) for one in ways)
-    assert insisted == Replay(PARTS, "all are replayed (compute.cuda_graphs=on)", (), insists=True)
+    assert insisted == Replay(
+        REPLAYED_PARTS, "all are replayed (compute.cuda_graphs=on)", (), insists=True
+    )
     assert forbidden == Replay((), "no CUDA graphs (compute.cuda_graphs=off)", (), insists=True)
     every = "state machine, policy, gradient steps (compute.cuda_graphs=auto)"
-    assert left == Replay(PARTS, every, (), insists=False)
-    kept = [insisted.steps(part, SECOND) for part in PARTS]
+    assert left == Replay(REPLAYED_PARTS, every, (), insists=False)
+    kept = [insisted.steps(part, SECOND) for part in REPLAYED_PARTS]
     assert len({id(one) for one in kept}) == 3
     assert all(one is not None and one.capture for one in kept)
     assert happened == ["enter cuda:1", "leave cuda:1"] * 3
@@ -303,7 +305,7 @@ def learning() -> TrainConfig:
     return replace(cfg, policy=policy, control="none", report=False)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", REPLAYED_PARTS)
 def test_a_run_keeps_the_steps_of_what_is_replayed(
     part: str, happened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

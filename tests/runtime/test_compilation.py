@@ -63,13 +63,13 @@ def test_the_choice_says_why() -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache, empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(compilation.FOLDER, raising=False)
+    monkeypatch.delenv(compilation.INDUCTOR_FOLDER, raising=False)
     return tmp_path / "esper_soa"
 
 
 def test_what_is_compiled_is_kept_in_a_folder_of_the_user_alone(cache: Path) -> None:
     assert keep_compiled() == f"kept in {cache}/inductor"
-    assert os.environ[compilation.FOLDER] == f"{cache}/inductor"
+    assert os.environ[compilation.INDUCTOR_FOLDER] == f"{cache}/inductor"
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (cache, cache / "inductor")]
     assert modes == [0o700, 0o700]
 
@@ -77,23 +77,23 @@ def test_what_is_compiled_is_kept_in_a_folder_of_the_user_alone(cache: Path) -> 
 def test_the_temporary_folder_of_torch_is_not_taken_for_one_that_somebody_named(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(compilation.FOLDER, default_cache_dir())
+    monkeypatch.setenv(compilation.INDUCTOR_FOLDER, default_cache_dir())
     assert keep_compiled() == f"kept in {cache}/inductor"
 
 
 def test_a_folder_that_the_user_names_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compilation.FOLDER, "/named/by/hand")
+    monkeypatch.setenv(compilation.INDUCTOR_FOLDER, "/named/by/hand")
     assert keep_compiled() == "kept in /named/by/hand"
     assert not cache.exists()
 
 
 def test_a_folder_that_others_can_write_in_is_not_taken(cache: Path) -> None:
     keep_compiled()
-    del os.environ[compilation.FOLDER]
+    del os.environ[compilation.INDUCTOR_FOLDER]
     (cache / "inductor").chmod(0o777)
     told = f"kept for now, others can write in the cache folder {cache}/inductor"
     assert keep_compiled().startswith(told)
-    assert compilation.FOLDER not in os.environ
+    assert compilation.INDUCTOR_FOLDER not in os.environ
 
 
 @pytest.mark.slow
@@ -101,7 +101,9 @@ def test_a_folder_that_others_can_write_in_is_not_taken(cache: Path) -> None:
 def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak(
     tmp_path: Path,
 ) -> None:
-    own = {name: value for name, value in ENVIRONMENT.items() if name != compilation.FOLDER}
+    own = {
+        name: value for name, value in ENVIRONMENT.items() if name != compilation.INDUCTOR_FOLDER
+    }
     kept = tmp_path / "esper_soa" / "step"
 
     def play(name: str) -> set[Path]:

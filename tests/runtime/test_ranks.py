@@ -46,8 +46,8 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 def test_the_envs_of_a_rank_are_taken_out_of_those_of_all() -> None:
     half = Half()
     assert (half.first, half.all_envs(2)) == (False, 5)
-    assert half.own(torch.arange(5)).tolist() == [3, 4]
-    assert half.own(torch.arange(10).view(2, 5), 1).tolist() == [[3, 4], [8, 9]]
+    assert half.rows_here(torch.arange(5)).tolist() == [3, 4]
+    assert half.rows_here(torch.arange(10).view(2, 5), 1).tolist() == [[3, 4], [8, 9]]
     assert half.local_envs(torch.tensor([4, 0, 3, 2])).tolist() == [4, 3]
 
 

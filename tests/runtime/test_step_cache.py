@@ -45,9 +45,9 @@ from esper_soa.env.step import EAGER, EnvRules
 from esper_soa.runtime import compile_step, step_cache
 from esper_soa.runtime.compile_step import differs
 from esper_soa.runtime.step_cache import (
-    FILES,
-    FOLDER,
-    REFUSED,
+    LIBRARY_FILES,
+    REFUSAL_ENTRY,
+    STEP_FOLDER,
     digests,
     find,
     only_compiler,
@@ -70,14 +70,14 @@ SHORT = 4  # env-steps of a run that compiles nothing beside itself
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of step kernels of an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return open_cache(FOLDER)
+    return open_cache(STEP_FOLDER)
 
 
 def made_files(folder: Path) -> Path:
     """A draft of files that are no libraries."""
     draft = folder / "draft"
     draft.mkdir(mode=0o700)
-    for name in FILES:
+    for name in LIBRARY_FILES:
         (draft / name).write_text(name)
     return draft
 
@@ -98,7 +98,7 @@ def test_what_is_stored_is_found_and_what_was_changed_is_not(folder: Path) -> No
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder / "key").iterdir()}
     assert modes == {0o600}
     assert not draft.exists()
-    for name in FILES:
+    for name in LIBRARY_FILES:
         content = (folder / "key" / name).read_bytes()
         (folder / "key" / name).write_bytes(content + b"x")
         assert find(folder, "key") is None
@@ -127,9 +127,9 @@ def test_keys_that_were_used_longest_ago_go(folder: Path, monkeypatch: pytest.Mo
     for number, key in enumerate(("oldest", "used", "newest")):
         draft = made_files(folder)
         store(draft, folder, key, digests(draft))
-        os.utime(folder / key / step_cache.MANIFEST, (number, number))
+        os.utime(folder / key / step_cache.MANIFEST_FILE, (number, number))
         if key == "used":
-            os.utime(folder / "oldest" / step_cache.MANIFEST, (10, 10))
+            os.utime(folder / "oldest" / step_cache.MANIFEST_FILE, (10, 10))
     assert sorted(path.name for path in folder.iterdir()) == ["newest", "oldest"]
 
 
@@ -155,7 +155,7 @@ def test_a_refusal_is_kept_and_said(folder: Path) -> None:
     rules = tiny_rules(2, 6)
     draft = folder / "draft"
     draft.mkdir(mode=0o700)
-    store(draft, folder, step_key(rules), {REFUSED: "it rounds"})
+    store(draft, folder, step_key(rules), {REFUSAL_ENTRY: "it rounds"})
     assert told(rules) == "it rounds"
 
 
@@ -244,10 +244,10 @@ def test_libraries_are_taken_only_where_they_equal_the_eager_kernels(
     draft = made_files(folder)
     key = step_key(StandIn.rules)
     store(draft, folder, key, digests(draft))
-    os.utime(folder / key / step_cache.MANIFEST, (0, 0))
+    os.utime(folder / key / step_cache.MANIFEST_FILE, (0, 0))
     kernels = stored_kernels(StandIn.rules, ENVS, SHORT, wait=False)
     assert kernels.reason == f"compiled ahead of time, equal to the bit: {folder / key}"
-    assert (folder / key / step_cache.MANIFEST).stat().st_mtime > 0  # it was used
+    assert (folder / key / step_cache.MANIFEST_FILE).stat().st_mtime > 0  # it was used
     inputs, _ = example_inputs(StandIn.rules, ENVS + 1)
     refusal = "^inputs of other dtypes or shapes than the kernels were loaded for$"
     state, measured, values = inputs
@@ -386,7 +386,7 @@ def test_the_compiler_fills_the_cache_and_leaves_nothing_beside(
     assert sorted(path.name for path in folder.iterdir()) == ["key", "lock"]
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o700
     assert find(folder, "key") == digests(folder / "key")
-    texts = {name: (folder / "key" / name).read_text() for name in FILES}
+    texts = {name: (folder / "key" / name).read_text() for name in LIBRARY_FILES}
     assert texts == {f"{name}.so": name for name in KERNELS} | {
         f"{name}.json": f"{name} in words" for name in KERNELS
     }
@@ -576,7 +576,9 @@ def test_compiled_kernels_equal_the_eager_ones_to_the_bit(
     kernels = stored_kernels(rules, envs, 1, wait=True)
     assert kernels.reason.startswith("compiled ahead of time, equal to the bit: ")
     assert stored_kernels(rules, envs, 1, wait=False).reason == kernels.reason
-    assert json.loads((folder / step_key(rules) / "sha256.json").read_text()).keys() == {*FILES}
+    assert json.loads((folder / step_key(rules) / "sha256.json").read_text()).keys() == {
+        *LIBRARY_FILES
+    }
     with torch.no_grad():
         for threads in (1, 2):
             torch.set_num_threads(threads)

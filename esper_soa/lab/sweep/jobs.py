@@ -185,7 +185,7 @@ def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
             requests.append(number)
             process.send_signal(number)
 
-        with signals.signal_handlers(hand_on, (*signals.STOPPING, signals.SAVING)):
+        with signals.signal_handlers(hand_on, (*signals.STOP_SIGNALS, signals.SAVE_SIGNAL)):
             with suppress(BrokenPipeError):  # of one that ended at once; its status says how
                 pickle.dump((task, composed, context), cast(BinaryIO, process.stdin))
                 cast(BinaryIO, process.stdin).flush()
@@ -196,7 +196,7 @@ def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
         record = job.ended(KILLED, message=f"its process was ended {ending}")
         save_record(sweep, record)
         print(f"error: job {job.number}: {record.message}", file=sys.stderr)
-    stopping = [number for number in requests if number in signals.STOPPING]
+    stopping = [number for number in requests if number in signals.STOP_SIGNALS]
     if stopping:
         raise signals.Interrupted(stopping[-1])
     return record.value

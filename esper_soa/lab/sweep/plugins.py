@@ -12,7 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
 from esper_soa.system.errors import UserError, check
-from esper_soa.training.files.run_folder import RUNS, dated_folders, make_dated_folder, writable
+from esper_soa.training.files.run_folder import (
+    RUNS_FOLDER,
+    dated_folders,
+    make_dated_folder,
+    writable,
+)
 from esper_soa.training.start.begin import launched_rank, requested_folder
 
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
@@ -101,7 +106,7 @@ def open_sweep_folder(sweep_dir: str, name: str, resume: bool) -> Path:
 
     Raises UserError where the folder cannot be made.
     """
-    parent = RUNS / name
+    parent = RUNS_FOLDER / name
     if sweep_dir:
         return writable(user_path("run_dir", sweep_dir), "run_dir").path
     sweeps = dated_folders(parent, SWEEP) if resume else []

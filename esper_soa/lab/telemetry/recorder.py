@@ -21,7 +21,7 @@ from esper_soa.lab.telemetry.schema import CONTROL, FULL, SCHEMA_VERSION, TABLES
 from esper_soa.lab.telemetry.table_files import FOLDER, table_bytes, table_files, table_path
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.ranks import Ranks
-from esper_soa.system.files import DELETED, LOGGER, WriteErrors, write_bytes
+from esper_soa.system.files import DELETED_REASON, LOGGER, WriteErrors, write_bytes
 from esper_soa.training.files.session import Session
 from esper_soa.training.loop.recorder import NO_RECORDER, TABLE_LEVELS, Facts, Recorder
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
@@ -171,7 +171,7 @@ class TableRecorder(TableFolder):
             for number, (env_steps, files) in list(self._waiting.items()):
                 for path in list(files):
                     if self._on_disk and not path.parent.exists():
-                        self._write_errors.note(f"{FOLDER} of earlier rounds", DELETED)
+                        self._write_errors.note(f"{FOLDER} of earlier rounds", DELETED_REASON)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_bytes(path, files[path])
                     del files[path]

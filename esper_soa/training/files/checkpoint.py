@@ -18,8 +18,8 @@ from esper_soa.system.errors import one_line
 from esper_soa.training.files.checksum import CheckpointError, read_sealed, write_sealed
 
 # What torch raises for a content that is foreign, under a seal that fits.
-UNREADABLE = (*RAISED, pickle.UnpicklingError, EOFError, MemoryError)
-LARGEST = 2**63 - 1
+UNREADABLE_ERRORS = (*RAISED, pickle.UnpicklingError, EOFError, MemoryError)
+LARGEST_INTEGER = 2**63 - 1
 
 
 def save_checkpoint(path: Path, content: Mapping[str, object]) -> None:
@@ -39,7 +39,7 @@ def load_checkpoint(path: Path, device: torch.device) -> dict:
     archive = io.BytesIO(read_sealed(path))
     try:
         content = torch.load(archive, map_location=device, weights_only=True)
-    except UNREADABLE as error:
+    except UNREADABLE_ERRORS as error:
         reason = f"its content cannot be read or is not trusted ({type(error).__name__})"
         out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if out_of_memory or "allocate memory" in str(error):
@@ -55,7 +55,7 @@ def type_error(value: object, kind: object, place: str) -> str:
     item_types = get_args(kind)
     parts: Iterable[tuple[object, object, object]] = ()
     if isinstance(kind, UnionType):
-        return min((type_error(value, one, place) for one in item_types), key=len)
+        return min((type_error(value, kind, place) for kind in item_types), key=len)
     if is_dataclass(kind) and isinstance(value, dict):
         hints = get_type_hints(kind)
         unknown = sorted(hints.keys() ^ value.keys())
@@ -66,8 +66,8 @@ def type_error(value: object, kind: object, place: str) -> str:
         return f"{place} is {_kind(value)}"
     elif item_types and isinstance(value, list | dict):
         named = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = ((name, one, item_types[-1]) for name, one in named)
-    return _first(type_error(one, sub, f"{place}.{name}") for name, one, sub in parts)
+        parts = ((name, item, item_types[-1]) for name, item in named)
+    return _first(type_error(item, kind, f"{place}.{name}") for name, item, kind in parts)
 
 
 def mismatch(value: object, like: object, place: str) -> str:
@@ -78,7 +78,7 @@ def mismatch(value: object, like: object, place: str) -> str:
             return f"{place} {'lacks' if unknown[0] in like else 'has'} {unknown[0]}"
         return _first(mismatch(value[name], part, f"{place}.{name}") for name, part in like.items())
     if not isinstance(like, Tensor) or not isinstance(value, Tensor):
-        if type(value) is type(like) is int and 0 <= value <= LARGEST:  # type: ignore[operator]
+        if type(value) is type(like) is int and 0 <= value <= LARGEST_INTEGER:  # type: ignore[operator]
             return ""
         expected = "a count" if type(like) is int else _kind(like)
         return f"{place} is {_kind(value)} where {expected} is wanted"

@@ -14,10 +14,10 @@ from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import reason_of, write_bytes
 
 # 3: the policy's weights are shared by all slots; in 2 their shapes went by the number of slots.
-VERSION = 3
-FORMAT = b"esper_soa checkpoint"
-SEAL = re.compile(rb"\n" + FORMAT + rb" (\d+) sha256 ([0-9a-f]{64})\n\Z")
-SEAL_BYTES = len(FORMAT) + 92  # at most
+SEAL_VERSION = 3
+SEAL_FORMAT = b"esper_soa checkpoint"
+SEAL_LINE = re.compile(rb"\n" + SEAL_FORMAT + rb" (\d+) sha256 ([0-9a-f]{64})\n\Z")
+SEAL_BYTES = len(SEAL_FORMAT) + 92  # at most
 
 
 class CheckpointError(UserError):
@@ -26,7 +26,7 @@ class CheckpointError(UserError):
 
 def write_sealed(path: Path, content: bytes) -> None:
     """Replace the file `path` by `content` and its seal, all or nothing; raises OSError."""
-    signed = content + b"\n" + FORMAT + b" %d sha256 " % VERSION
+    signed = content + b"\n" + SEAL_FORMAT + b" %d sha256 " % SEAL_VERSION
     write_bytes(path, signed + hashlib.sha256(signed).hexdigest().encode() + b"\n")
 
 
@@ -38,7 +38,7 @@ def read_sealed(path: Path) -> bytes:
             raise CheckpointError(f"{name}: not a file")
         with path.open("rb") as file:
             end = file.seek(max(0, file.seek(0, os.SEEK_END) - SEAL_BYTES))
-            seal = SEAL.search(file.read())
+            seal = SEAL_LINE.search(file.read())
             if seal is None:
                 problem = "cut off, damaged, or not a checkpoint of this program"
                 raise CheckpointError(f"{name}: {problem}")
@@ -50,8 +50,8 @@ def read_sealed(path: Path) -> bytes:
         raise CheckpointError(f"{name}: cannot be read ({reason_of(error)})") from error
     if hashlib.sha256(content[: end + seal.start(2)]).hexdigest() != seal[2].decode():
         raise CheckpointError(f"{name}: damaged (its content is not what was written)")
-    if int(seal[1]) != VERSION:
-        problem = f"has version {int(seal[1])}: this program reads version {VERSION}"
+    if int(seal[1]) != SEAL_VERSION:
+        problem = f"has version {int(seal[1])}: this program reads version {SEAL_VERSION}"
         raise CheckpointError(f"{name}: {problem}")
     return content[: end + seal.start()]
 

@@ -12,7 +12,7 @@ from esper_soa.system.files import IncompleteError
 from esper_soa.training.files.run_folder import RunFolder, unwritable
 
 # What a killed process leaves of a file that it was writing.
-LEFTOVER = re.compile(r"[a-z]+(_\d{6,18})?\.[a-z]+\.\d+\.tmp")
+LEFTOVER_FILE = re.compile(r"[a-z]+(_\d{6,18})?\.[a-z]+\.\d+\.tmp")
 
 
 class Claim:
@@ -67,5 +67,5 @@ def lock_folder(folder: RunFolder, shared: bool = False) -> Iterator[Claim]:
 
 def _drop_leftovers(folder: RunFolder) -> None:
     for path in folder.path.rglob("*.tmp"):
-        if LEFTOVER.fullmatch(path.name):
+        if LEFTOVER_FILE.fullmatch(path.name):
             path.unlink(missing_ok=True)

@@ -6,13 +6,13 @@ from esper_soa.config.paths import user_path
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.training.files.run_folder import find_checkpoint
 
-POLICIES = Path(__file__).resolve().parents[2] / "agent" / "policies"  # those that ship
-SUFFIX = ".policy"  # beside each lies its card, NAME.md
+POLICY_FOLDER = Path(__file__).resolve().parents[2] / "agent" / "policies"  # those that ship
+POLICY_SUFFIX = ".policy"  # beside each lies its card, NAME.md
 
 
 def packaged_policies() -> list[str]:
     """Names of the policies that ship, in order."""
-    return sorted(path.stem for path in POLICIES.glob(f"*{SUFFIX}"))
+    return sorted(path.stem for path in POLICY_FOLDER.glob(f"*{POLICY_SUFFIX}"))
 
 
 def find_policy(init: str) -> Path:
@@ -21,7 +21,7 @@ def find_policy(init: str) -> Path:
     """
     names = packaged_policies()
     if init in names:
-        return POLICIES / f"{init}{SUFFIX}"
+        return POLICY_FOLDER / f"{init}{POLICY_SUFFIX}"
     if not user_path("policy.init", init).exists():
         problem = "there is no such policy, run folder or checkpoint"
         shipped = f"Policies that ship: {', '.join(names) or 'none yet'}"

@@ -26,13 +26,15 @@ from esper_soa.training.files.run_folder import damaged_newer
 from esper_soa.training.files.saved_run import SavedRun, parse_run
 from esper_soa.vocabulary import BLUEPRINT_NAMES
 
-FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a run
-VERSION = 1
-# the fact that names users' own, in the order of their codes; absent where there are none
-OWN = "blueprints"
-OBSERVE = "observe"  # the fact that names settings of its env that it sees; absent where none
+POLICY_FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a run
+POLICY_VERSION = 1
+# fact: names of users' blueprints, in the order of their codes; absent where there are none
+USER_BLUEPRINTS = "blueprints"
+OBSERVED_SETTINGS = (
+    "observe"  # the fact that names settings of its env that it sees; absent where none
+)
 # parts of a learner's state: weights with observation statistics, normalisers
-TAKEN = ("policy", "reward", "value")
+LEARNER_PARTS = ("policy", "reward", "value")
 
 
 @dataclass
@@ -42,8 +44,8 @@ class PolicyFacts:
     rounds: int
     tasks: list[str]
     data: list[str]
-    blueprints: list[str]  # users' own, see OWN
-    observe: list[str]  # see OBSERVE
+    blueprints: list[str]  # users' own, see USER_BLUEPRINTS
+    observe: list[str]  # see OBSERVED_SETTINGS
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Pretrained:
 
     init: str  # how it was asked for, no part of the file
     network: dict[str, int]  # policy.network.*
-    learner: dict  # the parts TAKEN of a learner's state
+    learner: dict  # the parts LEARNER_PARTS of a learner's state
     facts: dict  # PolicyFacts and more
 
     def __str__(self) -> str:
@@ -70,7 +72,7 @@ def save_policy(path: Path, saved: SavedRun, facts: Mapping[str, object]) -> Non
     learned = _of_run(str(path), saved)
     held = {"network": learned.network, "learner": learned.learner}
     held["facts"] = learned.facts | dict(facts)
-    checkpoint.save_checkpoint(path, held | {"format": FORMAT, "version": VERSION})
+    checkpoint.save_checkpoint(path, held | {"format": POLICY_FORMAT, "version": POLICY_VERSION})
 
 
 def load_policy(init: str, device: torch.device) -> Pretrained:
@@ -82,16 +84,16 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
     for damaged in damaged_newer(path):
         LOGGER.warning("policy   %s", damaged)
     content = checkpoint.load_checkpoint(path, device)
-    if content.get("format") != FORMAT:
+    if content.get("format") != POLICY_FORMAT:
         return _of_run(init, parse_run(path, content))
-    if content.get("version") != VERSION:
+    if content.get("version") != POLICY_VERSION:
         given = content.get("version")
-        raise _refusal(init, f"its version is {given}, this program reads version {VERSION}")
+        raise _refusal(init, f"its version is {given}, this program reads version {POLICY_VERSION}")
     kept = {name: part for name, part in content.items() if name not in ("format", "version")}
     parts = kept | {"init": init}
     fault = type_error(parts, Pretrained, "the policy")
     if not fault:
-        facts = {OWN: [], OBSERVE: []} | cast(dict, parts["facts"])
+        facts = {USER_BLUEPRINTS: [], OBSERVED_SETTINGS: []} | cast(dict, parts["facts"])
         known = {item.name for item in fields(PolicyFacts)} & facts.keys()
         fault = type_error({name: facts[name] for name in known}, PolicyFacts, "facts")
     if fault:
@@ -120,8 +122,8 @@ def load_pretrained(
         have = " ".join(f"{name}={sizes[name]}" for name in wrong)
         problem = f"policy.init={one_line(learned.init)}: its network is of another size"
         raise UserError(f"{problem}. Give {give} (instead of {have})")
-    like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
-    known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
+    like = {name: part for name, part in learner.state_dict().items() if name in LEARNER_PARTS}
+    known = (*BLUEPRINT_NAMES, *learned.facts.get(USER_BLUEPRINTS, []))
     state = dict(learned.learner)
     weights = state.get("policy")
     if isinstance(weights, Mapping):
@@ -130,7 +132,7 @@ def load_pretrained(
         if new_heads:
             LOGGER.info("start    heads it does not know begin as new: %s", ", ".join(new_heads))
         weights = with_blueprints(completed, known, blueprints)
-        state["policy"] = with_observed(weights, learned.facts.get(OBSERVE, []), observe)
+        state["policy"] = with_observed(weights, learned.facts.get(OBSERVED_SETTINGS, []), observe)
     fault = mismatch(state, like, "learner")
     if fault:
         raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
@@ -150,13 +152,13 @@ def _of_run(init: str, saved: SavedRun) -> Pretrained:
     facts["data"] = list(dict.fromkeys(task.data["name"] for task in saved.tasks.values()))
     listed = settings.get("task.blueprints")
     offered = map(str, listed) if isinstance(listed, list) else ()
-    own = list(map(name_in, filter(is_reference, offered)))
-    facts |= {OWN: own} if own else {}
+    user_blueprints = list(map(name_in, filter(is_reference, offered)))
+    facts |= {USER_BLUEPRINTS: user_blueprints} if user_blueprints else {}
     observed = settings.get("policy.observe")
-    facts |= {OBSERVE: observed} if observed else {}
+    facts |= {OBSERVED_SETTINGS: observed} if observed else {}
     sizes = asdict(NetworkConfig()).items()
     network: dict = {name: settings.get(f"policy.network.{name}", size) for name, size in sizes}
-    state = {name: part for name, part in saved.learner.items() if name in TAKEN}
+    state = {name: part for name, part in saved.learner.items() if name in LEARNER_PARTS}
     return Pretrained(init, network, state, facts=facts)
 
 

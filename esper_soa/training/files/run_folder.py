@@ -18,10 +18,10 @@ from esper_soa.system.json_lines import Json, write_json
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checksum import CheckpointError, find_damage
 
-RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
-NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
-STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
-RUNS = Path("runs")  # where folders are made for which no place is given
+RESULT_FILES = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
+NUMBERED_FILE = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
+TIME_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
+RUNS_FOLDER = Path("runs")  # where folders are made for which no place is given
 
 
 @dataclass
@@ -62,7 +62,7 @@ class RunFolder:
 
 def rounds_of(path: Path) -> int:
     """Rounds done at a numbered checkpoint or file of networks; -1 for another file."""
-    match = NUMBERED.fullmatch(path.name)
+    match = NUMBERED_FILE.fullmatch(path.name)
     return int(match[1] or match[2]) if match else -1
 
 
@@ -99,7 +99,7 @@ def find_checkpoint(path_text: str, setting: str) -> Path:
 def damaged_newer(checkpoint: Path) -> list[str]:
     """What is wrong with damaged checkpoints newer than `checkpoint`; each names both."""
     checkpoints = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
-    reasons = (find_damage(one) for one in checkpoints if rounds_of(one) > rounds_of(checkpoint))
+    reasons = (find_damage(path) for path in checkpoints if rounds_of(path) > rounds_of(checkpoint))
     return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
 
 
@@ -118,7 +118,7 @@ def newest_undamaged(checkpoints: list[Path], label: str) -> Path:
 def dated_folders(parent: Path, prefix: str = "") -> list[Path]:
     """Folders named by `prefix` and time in `parent`, newest first."""
     paths = parent.glob(f"{prefix}*")
-    stamps = {path: STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
+    stamps = {path: TIME_STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
     dated = [(stamp[1], int(stamp[2] or 1), path) for path, stamp in stamps.items() if stamp]
     return [path for *_, path in sorted(dated, reverse=True)]
 
@@ -128,9 +128,9 @@ def open_run_folder(run_dir: str, name: str) -> RunFolder:
     cannot be written or already holds the results of a run.
     """
     if not run_dir:
-        return RunFolder(make_dated_folder(RUNS / name))
+        return RunFolder(make_dated_folder(RUNS_FOLDER / name))
     folder = writable(user_path("run_dir", run_dir), "run_dir")
-    names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
+    names = [*RESULT_FILES, folder.networks.name, *(path.name for path in folder.checkpoints())]
     existing = [name for name in names if (folder.path / name).exists()]
     if existing:
         problem = f"already holds the results of a run ({', '.join(existing)})"

@@ -32,13 +32,13 @@ from esper_soa.nets.trial import Trial
 from esper_soa.runtime.compilation import choose_compilation, keep_compiled
 from esper_soa.runtime.device import choose_layout, keep_freed_memory, sizes_of, take_device
 from esper_soa.runtime.memory import NO_SAMPLES, check_room, room_for_steps
-from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.runtime.replay import STATE, choose_replay
 from esper_soa.runtime.step_cache import stored_kernels, unsupported
 from esper_soa.system.json_lines import Json
 
 
-def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) -> EnvRules:
+def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> EnvRules:
     """All that stays the same during a run, on `device`, the engine of its networks included.
 
     cfg.envs: of this rank. Raises SettingError where the settings ask for what cannot run.
@@ -135,7 +135,7 @@ def build_world(
     device: torch.device,
     seed: int | None = None,
     data: BatchSource | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> World:
     """The envs of this rank, with weights and data, of cfg.seed and cfg.data where no others are
     given; raises SettingError or DataError for what does not fit together.

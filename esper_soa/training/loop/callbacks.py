@@ -56,9 +56,9 @@ class Callback:
         """Last of all, also for a run that was interrupted."""
 
 
-def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> list[Callback]:
-    """The callbacks that the settings ask for, and a user's `own`; the report comes last."""
-    callbacks = list(own)
+def make_callbacks(cfg: TrainConfig, user_callbacks: Sequence[Callback] = ()) -> list[Callback]:
+    """The callbacks that the settings ask for, and a user's; the report comes last."""
+    callbacks = list(user_callbacks)
     if cfg.track:
         tracking = find_in_lab("track", f"track={cfg.track}", "Take track=[]")
         callbacks.insert(0, cast(Callback, tracking(cfg.track)))

@@ -22,7 +22,7 @@ from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.state import Decision, select
 from esper_soa.training.loop.recorder import NO_RECORDER, Facts, Recorder
 from esper_soa.training.results.metrics import (
-    PROGRESS,
+    PROGRESS_FIGURES,
     MetricsAccumulator,
     PendingCopy,
     RoundResult,
@@ -65,8 +65,9 @@ class EpisodeRunner:
         teacher = player.teacher
         fresh = () if teacher is None else teacher.start(num_envs, world.device)
         self.fresh_teacher = self.teacher_memory = fresh
-        work = world.sizes.train_samples, world.kernels
-        self.metrics = MetricsAccumulator(world.rules, num_envs, *work)
+        self.metrics = MetricsAccumulator(
+            world.rules, num_envs, world.sizes.train_samples, kernels=world.kernels
+        )
         self.rollout = _rollout(world, player)
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = request.recorder
@@ -119,13 +120,13 @@ class EpisodeRunner:
         all_envs = self.env.world.reduction.all_envs(num_envs)
         while self.pending_copy and self.pending_copy[0].here:
             numbers = self.pending_copy.popleft().numbers.numpy()
-            if len(numbers) > len(PROGRESS):
-                recorded = numbers[len(PROGRESS) :].reshape(num_envs, -1)
+            if len(numbers) > len(PROGRESS_FIGURES):
+                recorded = numbers[len(PROGRESS_FIGURES) :].reshape(num_envs, -1)
                 self.recorder.emit(self.num_reported + 1, recorded)
             playing = all_envs * self.num_playing[self.num_reported] // num_envs
             self.num_reported += 1
             self.progress.skip_env_steps(all_envs - playing)
-            self.progress.advance(playing, self.label, *numbers[: len(PROGRESS)].tolist())
+            self.progress.advance(playing, self.label, *numbers[: len(PROGRESS_FIGURES)].tolist())
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """Return the results of the round; the rollout is None where no policy learns."""
@@ -165,9 +166,14 @@ def _rollout(world: World, player: Player) -> Rollout | None:
         return None
     shape = world.rules.nets.shape
     names = tuple(spec.name for spec in shape.slots)
-    sizes = world.rules.max_steps, world.sizes.num_envs, len(names)
-    width = len(feature_names(names, world.rules.observed))
-    rollout = new_rollout(*sizes, width, world.device, num_codes(shape.blueprints))
+    rollout = new_rollout(
+        world.rules.max_steps,
+        world.sizes.num_envs,
+        len(names),
+        num_features=len(feature_names(names, world.rules.observed)),
+        device=world.device,
+        num_blueprints=num_codes(shape.blueprints),
+    )
     taught = None if player.teacher is None else rollout.rows.action.clone()
     return rollout._replace(taught=taught)
 

@@ -19,7 +19,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.user_parts import task_slots
-from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.recorder import NO_RECORDER, Recorder
@@ -27,7 +27,7 @@ from esper_soa.training.results.final_test import with_test
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.training.results.totals import FinalHosts
 
-EVERYWHERE = "norm"  # the blueprint of the package that fits the slots of all its hosts
+UNIVERSAL_BLUEPRINT = "norm"  # the blueprint of the package that fits the slots of all its hosts
 # Final state of the hosts that a control is compared with.
 GrownHosts: TypeAlias = RoundResult | FinalHosts
 
@@ -38,7 +38,7 @@ def play_control(
     world: World,
     grown: GrownHosts,
     request: Round,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     record: Callable[[World], Recorder] = lambda world: NO_RECORDER,
 ) -> RoundResult:
     """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`;
@@ -79,7 +79,7 @@ def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
     packaged = [name for name in cfg.task.blueprints if not is_reference(name)]
     if len(packaged) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
         return cfg
-    task = replace(cfg.task, blueprints=packaged or [EVERYWHERE])
+    task = replace(cfg.task, blueprints=packaged or [UNIVERSAL_BLUEPRINT])
     return replace(cfg, task=task, reward=RewardConfig(), policy=replace(cfg.policy, name="wait"))
 
 

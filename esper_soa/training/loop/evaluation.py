@@ -38,7 +38,7 @@ from esper_soa.training.results.statistics import Interval, difference_interval,
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that
 # training met.
 FRESH_SEEDS = 2**31
-TABLE = "evaluation.txt"  # the table as it is on the console
+TABLE_FILE = "evaluation.txt"  # the table as it is on the console
 
 
 class Scores(NamedTuple):
@@ -181,13 +181,17 @@ def evaluate_task(
     data = announce(session, saved.task(run.task.name), world)
     agents = {name: build_agent(name, run, world, checkpoint_run=saved) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
-    shown = run.telemetry.progress, run.telemetry.plain_interval
-    bar = Progress(total, session.console, *shown, after_step=session.check_console)
+    bar = Progress(
+        total,
+        session.console,
+        style=run.telemetry.progress,
+        interval=run.telemetry.plain_interval,
+        after_step=session.check_console,
+    )
     with bar as progress, memory_errors(RunMemoryError):
-        played = agents.items()
         scores = {
-            name: score(world, one, cfg.episodes, progress=progress, label=name)
-            for name, one in played
+            name: score(world, agent, cfg.episodes, progress=progress, label=name)
+            for name, agent in agents.items()
         }
     verdicts = judge(scores, cfg)
     facts = {
@@ -207,8 +211,8 @@ def evaluate_task(
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
     with session.write_errors.attempt(session.folder.evaluation.name):
         write_results(session.folder.evaluation, facts, scores, found=verdicts)
-    with session.write_errors.attempt(TABLE):
-        write_text(session.folder.path / TABLE, text)
+    with session.write_errors.attempt(TABLE_FILE):
+        write_text(session.folder.path / TABLE_FILE, text)
     show(session.console, text)
     return verdicts
 

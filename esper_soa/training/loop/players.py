@@ -1,8 +1,4 @@
-"""The decision maker of a run, and what it begins with: learned policies, in files of their own.
-
-A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes
-of the network, what the learner takes over, and facts. A checkpoint of a run serves as well.
-"""
+"""The decision maker of a run, and the learned policy that it begins with."""
 
 from collections.abc import Sequence
 
@@ -54,12 +50,17 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_blueprints=len(names)).to(
         world.device
     )
-    imitation = cfg.policy.imitation
     replay = world.kernels.replay
-    policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
-    ppo = cfg.policy.ppo
-    schedule = ppo.floor_penalty_rounds, cfg.seed
-    learner = Learner(policy, ppo, *schedule, gradients, imitation, world.reduction)
+    policy.steps = replay.steps(POLICY, world.device)
+    learner = Learner(
+        policy,
+        cfg.policy.ppo,
+        total_updates=cfg.policy.ppo.floor_penalty_rounds,
+        seed=cfg.seed,
+        steps=replay.steps(GRADIENTS, world.device),
+        imitation=cfg.policy.imitation,
+        reduction=world.reduction,
+    )
     learner.workers = choose_workers(cfg.compute.workers, cfg.envs, world.device)
     if cfg.policy.init != SCRATCH:
         learned = load_policy(cfg.policy.init, world.device)

@@ -36,7 +36,7 @@ MAY_CHANGE = (
     *("compute.workers", "compute.threads", "compute.env_chunk", "compute.compile"),
     *("compute.engine", "compute.cuda_graphs", "telemetry.", "data.name", "data.root"),
 )
-ABSENT = "(absent)"
+ABSENT_SETTING = "(absent)"
 
 
 def restore_learner(learner: Learner, checkpoint_run: SavedRun, path: Path) -> None:
@@ -65,8 +65,8 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, s
     defaults = flat_settings(asdict(TrainConfig()))
     changed = {}
     for name in after | before:
-        value_before = before.get(name, defaults.get(name, ABSENT))
-        value_after = after.get(name, ABSENT)
+        value_before = before.get(name, defaults.get(name, ABSENT_SETTING))
+        value_after = after.get(name, ABSENT_SETTING)
         if value_before != value_after:
             changed[one_line(name)] = f"{one_line(value_before)} -> {one_line(value_after)}"
     return changed
@@ -90,8 +90,8 @@ def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
     if cfg.rounds < done:
         allowed = f"at least {done}, which the checkpoint has done already"
         raise UserError(f"rounds={cfg.rounds}: must be {allowed}")
-    own = ("resume", "run_dir")
-    return [f"{name}: {change}" for name, change in changed.items() if name not in own]
+    of_this_call = ("resume", "run_dir")
+    return [f"{name}: {change}" for name, change in changed.items() if name not in of_this_call]
 
 
 def check_data(saved: SavedTask, data: BatchSource) -> None:

@@ -13,8 +13,8 @@ import torch
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.runtime.device import apply_threads, resolve_device
-from esper_soa.runtime.ranks import ALONE, Ranks
-from esper_soa.system.signals import STOPPING, Interrupted
+from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
+from esper_soa.system.signals import STOP_SIGNALS, Interrupted
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checkpoint import save_checkpoint
 from esper_soa.training.files.run_folder import rounds_of, write_config, write_versions
@@ -30,7 +30,7 @@ from esper_soa.training.results.metrics import RoundResult
 from esper_soa.training.results.profile import make_profile
 from esper_soa.training.results.progress import LOGGER
 
-NEWEST = "the newest checkpoint"  # its name in messages
+NEWEST_CHECKPOINT = "the newest checkpoint"  # its name in messages
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Run:
     cfg: TrainConfig
     session: Session
     resumed: InitVar[bool] = False  # whether `restore` comes next, so policy.init is not read
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     callbacks: InitVar[Sequence[Callback]] = ()  # beside the settings' own
 
     def __post_init__(self, resumed: bool, callbacks: Sequence[Callback]) -> None:
@@ -51,12 +51,12 @@ class Run:
         apply_threads(cfg.compute.threads)
         self.folder = session.folder
         by_task = cfg.by_task
-        own = [
-            replace(one, policy=replace(one.policy, init=SCRATCH)) if resumed else one
-            for one in by_task.values()
+        settings = [
+            replace(task, policy=replace(task.policy, init=SCRATCH)) if resumed else task
+            for task in by_task.values()
         ]
-        worlds = [build_worlds(one, device, ranks) for one in by_task.values()]
-        players = build_players(own, worlds)
+        worlds = [build_worlds(task, device, ranks) for task in by_task.values()]
+        players = build_players(settings, worlds)
         self.learner = players[0].learner
         # a task that is alone has the folder of the run
         sessions = [session.within(name) if cfg.worlds else session for name in by_task]
@@ -145,7 +145,9 @@ class Run:
 
     def save_best(self, results: Sequence[RoundResult]) -> None:
         """Save the policy, before its update, where its round has the best mean over tasks."""
-        accuracy = fmean(math.fsum(one.accuracies) / len(one.accuracies) for one in results)
+        accuracy = fmean(
+            math.fsum(result.accuracies) / len(result.accuracies) for result in results
+        )
         if self.learner is not None and accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
             if self.ranks.first:
@@ -175,7 +177,7 @@ class Run:
             return
         for task in self.tasks.values():
             task.files.recorder.flush()
-        with self.session.write_errors.attempt(NEWEST):
+        with self.session.write_errors.attempt(NEWEST_CHECKPOINT):
             save_checkpoint(self.folder.checkpoint(self.rounds_held), self.content)
             self.saved = self.rounds_held
             for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
@@ -198,7 +200,7 @@ class Run:
             resume_text = f"Go on with resume={self.folder.path}"
             rounds_text = f"{self.rounds_held} of {self.cfg.rounds} rounds are saved. {resume_text}"
             LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or rounds_text)
-            if not requests.handle(number) and number in STOPPING:
+            if not requests.handle(number) and number in STOP_SIGNALS:
                 raise stop
 
     def close(self) -> None:

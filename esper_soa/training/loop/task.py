@@ -30,7 +30,7 @@ from esper_soa.training.loop.collect import Player, Round
 from esper_soa.training.loop.controls import GrownHosts, play_control
 from esper_soa.training.loop.recorder import make_recorder
 from esper_soa.training.loop.task_files import TaskFiles
-from esper_soa.training.results.final_table import SEEDS, Speed, Summary
+from esper_soa.training.results.final_table import SEED_EVENTS, Speed, Summary
 from esper_soa.training.results.final_test import with_test
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.training.results.progress import LOGGER, Progress
@@ -123,9 +123,9 @@ class TaskRun:
                 for finding in check_images(data):
                     LOGGER.warning("data     %s", finding)
         LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
-        for one in shape.blueprints:
-            if one.code >= NUM_BLUEPRINTS:
-                LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
+        for blueprint in shape.blueprints:
+            if blueprint.code >= NUM_BLUEPRINTS:
+                LOGGER.info("seeds    %s of your own, code %d", blueprint.name, blueprint.code)
         LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.place)
         minibatches = cfg.policy.ppo.minibatches
         if cfg.policy.name == "ppo" and minibatches > cfg.envs:
@@ -181,7 +181,9 @@ class TaskRun:
             **seconds,
             **learning,
         }
-        episodes = [{"round": number, "env": env} | one for env, one in enumerate(result.episodes)]
+        episodes = [
+            {"round": number, "env": env} | record for env, record in enumerate(result.episodes)
+        ]
         self.files.write_round(episodes, metrics)
         return metrics
 
@@ -195,8 +197,18 @@ class TaskRun:
         record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
         results = []
         for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent)):
-            played = hosts, Round(number, progress, label), self.ranks, record
-            results.append(play_control(cfg.control, cfg, self.world, *played))
+            request = Round(number, progress, label)
+            results.append(
+                play_control(
+                    cfg.control,
+                    cfg,
+                    self.world,
+                    grown=hosts,
+                    request=request,
+                    ranks=self.ranks,
+                    record=record,
+                )
+            )
         all_played = len(results) * cfg.envs * cfg.steps
         cut_off = all_played - sum(result.env_steps for result in results)
         self.control = Control(self.score(cfg.control, results), cut_off)
@@ -204,13 +216,20 @@ class TaskRun:
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
         episodes = []
-        for one, grown in zip(rounds, self.totals.recent, strict=True):
-            rents = self.world.final_rents(one.parameters, one.train_flop, grown.settings)
-            tested = list(one.test_accuracies) or [math.nan] * len(one.accuracies)
-            net = [*map(sub, tested, rents)]
-            losses = list(one.test_losses) or [math.nan] * len(one.accuracies)
-            scores = one.accuracies, tested, one.parameters, net, one.train_flop, losses
-            episodes.append(Episode(*scores, grown.settings))
+        for played, grown in zip(rounds, self.totals.recent, strict=True):
+            rents = self.world.final_rents(played.parameters, played.train_flop, grown.settings)
+            unknown = [math.nan] * len(played.accuracies)
+            tested = list(played.test_accuracies) or unknown
+            episode = Episode(
+                validation_accuracies=played.accuracies,
+                test_accuracies=tested,
+                parameters=played.parameters,
+                nets=[*map(sub, tested, rents)],
+                train_flop=played.train_flop,
+                test_losses=list(played.test_losses) or unknown,
+                settings=grown.settings,
+            )
+            episodes.append(episode)
         return HostScore(name, episodes)
 
     def summarise(self) -> Summary:
@@ -236,7 +255,7 @@ class TaskRun:
             perplexity=self.world.data.spec.perplexity,
             test_images=len(self.world.data.test_labels),
             validation_images=len(self.world.data.val_labels),
-            seeds={name: totals.seeds[name] for name in SEEDS},
+            seeds={name: totals.seeds[name] for name in SEED_EVENTS},
             reward=sum(totals.rewards) / len(totals.rewards),
             speed=Speed(
                 env_steps,

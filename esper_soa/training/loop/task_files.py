@@ -24,7 +24,7 @@ from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.grown.networks import add_test_accuracy, export_hosts
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.ranks import Ranks
-from esper_soa.system.files import DELETED, LOGGER, LineFile
+from esper_soa.system.files import DELETED_REASON, LOGGER, LineFile
 from esper_soa.system.json_lines import Json, json_line
 from esper_soa.training.files import run_folder
 from esper_soa.training.files.session import Session
@@ -32,8 +32,8 @@ from esper_soa.training.loop import resume
 from esper_soa.training.loop.build import world_facts
 from esper_soa.training.loop.recorder import make_recorder
 
-BEST = "networks/best"  # what files are called that could not be written
-HOSTS = "networks/hosts"
+BEST_HOST_FILE = "networks/best"  # what files are called that could not be written
+HOSTS_FILE = "networks/hosts"
 CHOSEN_BY = "validation_accuracy"  # entry of a spec that the best host is highest in
 
 
@@ -112,7 +112,7 @@ class TaskFiles:
         written = [folder.config, folder.versions, folder.networks, folder.best]
         there = {path.name for path in written if path.exists()}
         for name in sorted(self._seen - there):
-            self.write_errors.note(name, DELETED)
+            self.write_errors.note(name, DELETED_REASON)
         self._seen = there
 
     def save_best(self, states: HostStates, number: int) -> None:
@@ -134,7 +134,7 @@ class TaskFiles:
                 self.best = first.spec
                 self._unsaved = first
         if self._unsaved is not None and self.ranks.first:
-            with self.write_errors.attempt(BEST):
+            with self.write_errors.attempt(BEST_HOST_FILE):
                 save(self._unsaved.network(), self._path("best", self._unsaved.spec["round"]))
                 self._unsaved = None
 
@@ -142,17 +142,19 @@ class TaskFiles:
         """Write all hosts of round `number` (from 1), as long as they are what they were then."""
         parts = self.ranks.at_first(self._local_hosts(states, number, range(len(states.accuracy))))
         if self.ranks.first:
-            with self.write_errors.attempt(HOSTS):
+            with self.write_errors.attempt(HOSTS_FILE):
                 save_hosts(list(chain(*parts)), self._path("hosts", number))
 
     def _local_hosts(
         self, states: HostStates, number: int, envs: Sequence[int], chosen_by: str | None = None
     ) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
-        own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
+        here = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
         return (
-            export_hosts(self.world, self.cfg, states, number=number, envs=own, chosen_by=chosen_by)
-            if own
+            export_hosts(
+                self.world, self.cfg, states, number=number, envs=here, chosen_by=chosen_by
+            )
+            if here
             else []
         )
 
@@ -170,7 +172,7 @@ class TaskFiles:
     def measure_best(self) -> None:
         """Put the test accuracy of the run's best host into its file, once all rounds are done."""
         for path in self.folder.network_files("best")[-1:] if self.ranks.first else ():
-            with self.write_errors.attempt(BEST), suppress(ModuleFileError):
+            with self.write_errors.attempt(BEST_HOST_FILE), suppress(ModuleFileError):
                 net = load(path)
                 if isinstance(net, GrownNetwork):
                     add_test_accuracy(net, self.world.data)

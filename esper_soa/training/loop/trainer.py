@@ -15,7 +15,7 @@ from esper_soa.agent.rollout import Rollout
 from esper_soa.config.settings import TrainConfig
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.memory import memory_errors
-from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.system import errors
 from esper_soa.system.json_lines import Json
 from esper_soa.system.signals import collect_signals
@@ -47,14 +47,14 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
         for number in range(run.rounds_done, run.cfg.rounds):
             # Collect: an episode of every env, one task after the other.
             played = [collect(run, task, number, progress=progress) for task in tasks]
-            run.save_best([one.result for one in played])
+            run.save_best([collected.result for collected in played])
             run.profile.on_phase_end("files")
 
             # Update: the policy learns from all of them.
             begin = time.monotonic()
             update = learn(run, played, number)
             # the memory of their rollouts is for those of the next round
-            played = [one._replace(rollout=None) for one in played]
+            played = [collected._replace(rollout=None) for collected in played]
             seconds = time.monotonic() - begin
             run.profile.on_phase_end("update")
             run.profile.report(f"round {number + 1}/{run.cfg.rounds}")
@@ -63,7 +63,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             lines = log_round(run, played, update, seconds=seconds)
 
             # Save.
-            run.save_round([one.result for one in played])
+            run.save_round([collected.result for collected in played])
             for task, metrics in zip(tasks, lines, strict=True):
                 for callback in task.callbacks:
                     callback.on_round_end(task, metrics)
@@ -104,7 +104,7 @@ def learn(run: Run, played: Sequence[Collected], number: int) -> dict[str, float
     """Update the policy with what was played in round `number`, from 0; returns diagnostics."""
     if run.learner is None:
         return {}
-    rollouts = [one.rollout for one in played if one.rollout is not None]
+    rollouts = [collected.rollout for collected in played if collected.rollout is not None]
     imitates = number < run.cfg.policy.imitation.rounds
     return run.learner.imitate(*rollouts) if imitates else run.learner.update(*rollouts)
 
@@ -119,9 +119,9 @@ def log_round(
         LOGGER.warning("round %d  %s: %s", run.rounds_done + 1, name, message)
     learning: dict[str, Json] = {"update": update, "anomalies": run.watch.active}
     lines = []
-    for task, one in zip(run.tasks.values(), played, strict=True):
-        times = {"collect_seconds": one.seconds, "update_seconds": seconds / len(played)}
-        lines.append(task.log(one.result, times, learning))
+    for task, collected in zip(run.tasks.values(), played, strict=True):
+        times = {"collect_seconds": collected.seconds, "update_seconds": seconds / len(played)}
+        lines.append(task.log(collected.result, times, learning))
     run.remember()
     return lines
 
@@ -134,15 +134,21 @@ def progress_bar(run: Run) -> Progress:
         rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
         total += rounds * cfg.envs * cfg.steps - task.totals.cut_off
         done += task.totals.env_steps(cfg)
-    shown = run.cfg.telemetry.progress, run.cfg.telemetry.plain_interval
-    return Progress(total, run.session.console, *shown, done=done, after_step=run.handle_signals)
+    return Progress(
+        total,
+        run.session.console,
+        style=run.cfg.telemetry.progress,
+        interval=run.cfg.telemetry.plain_interval,
+        done=done,
+        after_step=run.handle_signals,
+    )
 
 
 def run_in_session(
     session: Session,
     cfg: TrainConfig,
     checkpoint: Path | None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     callbacks: Sequence[Callback] = (),
 ) -> list[final_table.Summary]:
     """Run the whole job, from `checkpoint` on where given; returns the record of the final table of
@@ -165,7 +171,7 @@ def run_in_session(
                         pass
                 except Exception as error:
                     # a compiler, say, that the same signal has ended
-                    if session.requests.stop and ranks is ALONE:
+                    if session.requests.stop and ranks is SINGLE_PROCESS:
                         LOGGER.debug("stopped while %s", errors.error_text(error))
                         run.handle_signals()
                     raise
@@ -179,7 +185,7 @@ def start_run(
     session: Session,
     cfg: TrainConfig,
     checkpoint: Path | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """A run at its start, or at `checkpoint`, of the first rank; the log says what it will do.

@@ -16,7 +16,9 @@ from esper_soa.config.settings import AnomalyConfig
 from esper_soa.vocabulary import HEAD_NAMES
 
 MAX_NAMED = 5  # diagnostics named in one message
-RULES = yaml.safe_load(Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8"))
+ANOMALY_RULES = yaml.safe_load(
+    Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8")
+)
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Watch(WatchState):
         return {"not_finite": f"{what} is not finite. {advice}lower policy.ppo.lr."}
 
     def _limits(self, update: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for name, rule in RULES.items():
+        for name, rule in ANOMALY_RULES.items():
             setting = rule["limit"]
             value = update.get(rule["metric"], math.nan)
             limit = getattr(self.cfg, setting)

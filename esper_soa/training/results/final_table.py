@@ -14,7 +14,7 @@ from esper_soa.config.nets import DATA_NAME
 from esper_soa.system.json_lines import Json, write_json
 from esper_soa.training.results.progress import duration, show
 from esper_soa.training.results.verdict import (
-    CONFIDENCE,
+    CONFIDENCE_LEVEL,
     HostScore,
     compare,
     control_text,
@@ -24,8 +24,8 @@ from esper_soa.training.results.verdict import (
 
 MOST_ROWS = 32  # configurations in the table; summary.json has all
 TEXT_WIDTH = 160  # columns of a table in a file
-SEEDS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
-ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
+SEED_EVENTS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
+SCORE_ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
     ("test_accuracy", "test accuracy, mean over hosts (%)", ".2f"),
     ("best", "test accuracy, best host (%)", ".2f"),
     ("validation_accuracy", "validation accuracy, mean (%)", ".2f"),
@@ -38,7 +38,7 @@ LOSS_ROWS = (  # of the table where perplexity is a figure of the samples
     ("perplexity", "test perplexity, mean over hosts", ".4g"),
 )
 # of a configuration in summary.json
-CONFIGURATION = ("test_accuracy", "validation_accuracy", "net", "size", "flop")
+CONFIGURATION_FIGURES = ("test_accuracy", "validation_accuracy", "net", "size", "flop")
 FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 
 
@@ -83,7 +83,7 @@ class Summary:
     control: HostScore | None  # on the same seeds, data order and images; None where not run
     test_images: int  # in the data set; each host is measured on all of them
     validation_images: int  # in the data set; each host is measured on V of them
-    seeds: dict[str, int]  # what happened to them in all envs and rounds, by SEEDS
+    seeds: dict[str, int]  # what happened to them in all envs and rounds, by SEED_EVENTS
     reward: float  # mean over envs of the last round's episode reward
     speed: Speed
     wall_seconds: float  # of this process, from start to table, the control included
@@ -115,9 +115,9 @@ def write_summary(summary: Summary, path: Path) -> None:
     for key, score in scores.items():
         record[key] |= asdict(score.episodes[-1]) | score.figures
     record["configurations"] = [
-        {"settings": dict(one)}
-        | {key: _configuration(score.part(one)) for key, score in scores.items()}
-        for one in summary.grown.configurations
+        {"settings": dict(configuration)}
+        | {key: _configuration(score.part(configuration)) for key, score in scores.items()}
+        for configuration in summary.grown.configurations
     ]
     record["speed"]["eps"] = summary.speed.eps
     record["control_env_steps"] = summary.control_env_steps
@@ -128,37 +128,40 @@ def write_summary(summary: Summary, path: Path) -> None:
         unknown = dict.fromkeys(("low", "high")) if comparison.pairs < 2 else {}
         names = ("test_accuracy", "net", "test_loss")
         intervals = {name: getattr(comparison, name)._asdict() | unknown for name in names}
-        facts = {"confidence": CONFIDENCE, "outcome": comparison.outcome}
+        facts = {"confidence": CONFIDENCE_LEVEL, "outcome": comparison.outcome}
         record["difference"] = facts | comparison._asdict() | intervals
         record["verdict"] = verdict(comparison, summary.control.name)
     write_json(path, record)
 
 
 def _configuration(score: HostScore) -> dict[str, float]:
-    return {name: score.figures[name] for name in CONFIGURATION}
+    return {name: score.figures[name] for name in CONFIGURATION_FIGURES}
 
 
 def write_overview(summaries: Sequence[Summary], path: Path) -> None:
     """Replace summary.json of a run on several tasks: means over them; raises OSError."""
     first = summaries[0]
-    seconds = sum(one.speed.seconds for one in summaries)
-    env_steps = sum(one.speed.env_steps for one in summaries)
-    figures = [one.grown.figures for one in summaries]
+    seconds = sum(summary.speed.seconds for summary in summaries)
+    env_steps = sum(summary.speed.env_steps for summary in summaries)
+    figures = [summary.grown.figures for summary in summaries]
     record: dict[str, Json] = {
         "name": first.name,
-        "tasks": [one.task for one in summaries],
+        "tasks": [summary.task for summary in summaries],
         "policy": first.policy,
         "rounds": first.rounds,
-        "grown": {name: fmean(one[name] for one in figures) for name in CONFIGURATION},
+        "grown": {
+            name: fmean(task_figures[name] for task_figures in figures)
+            for name in CONFIGURATION_FIGURES
+        },
         "speed": {"env_steps": env_steps, "seconds": seconds, "eps": env_steps / seconds},
-        "wall_seconds": max(one.wall_seconds for one in summaries),
+        "wall_seconds": max(summary.wall_seconds for summary in summaries),
     }
     write_json(path, record)
 
 
 def final_accuracy(summaries: Sequence[Summary]) -> float:
     """Validation accuracy (percent) of the grown hosts, mean over tasks."""
-    return fmean(one.grown.figures["validation_accuracy"] for one in summaries)
+    return fmean(summary.grown.figures["validation_accuracy"] for summary in summaries)
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -192,7 +195,7 @@ def score_table(summary: Summary) -> Table:
     size, unit = next((pair for pair in FLOP_UNITS if flop >= pair[0]), FLOP_UNITS[-1])
     flop_form = ",.3g" if flop < 100 * size else ",.0f"
     less = {} if control is None else differences(grown, control)
-    for key, title, form in (*LOSS_ROWS, *ROWS) if summary.perplexity else ROWS:
+    for key, title, form in (*LOSS_ROWS, *SCORE_ROWS) if summary.perplexity else SCORE_ROWS:
         scale, form = (size, flop_form) if key == "flop" else (1.0, form)
         scores = [grown] if control is None else [grown, control]
         cells = [format(score.figures[key] / scale, form) for score in scores]
@@ -209,17 +212,18 @@ def configuration_table(summary: Summary) -> Table:
     other = [] if control is None else [control_text(control.name), "difference"]
     for title in ("hosts", "test accuracy (%)", *other, "parameters"):
         table.add_column(title, justify="right")
-    parts = {one: grown.part(one) for one in grown.configurations}
-    ranked = sorted(parts, key=lambda one: -parts[one].figures["test_accuracy"])
-    for one in ranked[:MOST_ROWS]:
-        score = parts[one]
+    parts = [(configuration, grown.part(configuration)) for configuration in grown.configurations]
+    parts.sort(key=lambda part: -part[1].figures["test_accuracy"])
+    for configuration, score in parts[:MOST_ROWS]:
         cells = [f"{score.figures['test_accuracy']:.2f}"]
         if control is not None:
-            beside = control.part(one)
+            beside = control.part(configuration)
             lead = compare(score, beside).test_accuracy
             cells += [f"{beside.figures['test_accuracy']:.2f}", lead.text()]
-        texts = [value if isinstance(value, str) else f"{value:.4g}" for _, value in one]
-        name = " ".join(f"{name}={text}" for (name, _), text in zip(one, texts, strict=True))
+        name = " ".join(
+            f"{setting}={value if isinstance(value, str) else format(value, '.4g')}"
+            for setting, value in configuration
+        )
         count = str(len(score.flat("parameters")))
         table.add_row(name, count, *cells, f"{score.figures['size']:,.0f}")
     return table
@@ -261,7 +265,7 @@ def verdict_lines(summary: Summary) -> list[str]:
     interval = "none, as there is but one pair of hosts to compare"
     if comparison.pairs > 1:
         over = f"{comparison.pairs} paired differences, over hosts and episodes"
-        interval = f"{CONFIDENCE:.0%} t interval of {over}"
+        interval = f"{CONFIDENCE_LEVEL:.0%} t interval of {over}"
     work = f"{summary.control_env_steps} env-steps on the same seeds, data order and {samples}"
     lines += [f"control  {control_text(control.name)}: {work}", f"interval {interval}"]
     if comparison.left_out:

@@ -28,8 +28,8 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     """
     nets = world.rules.nets
     engine = world.rules.engine
-    own = (world.reduction.own(part).to(world.device) for part in hosts[:4])
-    stage, blueprint, blend, alpha = own
+    here = (world.reduction.rows_here(part).to(world.device) for part in hosts[:4])
+    stage, blueprint, blend, alpha = here
     running = torch.isin(stage, stage.new_tensor(RUNNING_STAGES))
     none = torch.zeros_like(running)
     visible = running & (alpha > 0)

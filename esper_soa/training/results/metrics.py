@@ -33,19 +33,23 @@ from esper_soa.state import STATE_FLOAT, EnvState, Slots, select
 from esper_soa.system.json_lines import Json
 from esper_soa.vocabulary import OP_NAMES
 
-LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
+ENDED_BY_LENGTH = "limit"  # what ends an episode that does not end early: its last env-step
 # what the progress bar shows: means over envs, of the episode so far
-PROGRESS = ("accuracy", "reward")
-TRAINING = ("val_loss", "train_loss", "train_accuracy")  # means over envs, at the last env-step
+PROGRESS_FIGURES = ("accuracy", "reward")
+TRAINING_FIGURES = (
+    "val_loss",
+    "train_loss",
+    "train_accuracy",
+)  # means over envs, at the last env-step
 MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
 # counts of seeds: of a round, an episode and a blueprint
-COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
+SEED_COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
 SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
 BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
 # What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are
 # means over env-steps.
-SUMMED = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
-PER_ENV = (
+SUMMED_PARTS = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
+PARTS_PER_ENV = (
     ("rollbacks", "blended", "cause", "parameters", "flop"),
     ("training", "ended", "shapley", "topology", "stood", "scored"),
 )
@@ -58,7 +62,7 @@ class RoundResult(NamedTuple):
     parameters: list[float]  # per env at the last env-step
     rewards: list[float]  # per env, sum of raw rewards
     train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
-    seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
+    seeds: dict[str, int]  # by SEED_COUNTS, and "rollbacks", over all envs
     env_steps: int  # over all envs: fewer than N T where episodes ended early
     points: list[list[float]]  # per env: accuracy, stability, parameter ratio
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
@@ -97,9 +101,14 @@ class MetricsAccumulator:
             self.terms_by_name[self.reward.user_name] = USER_TERM
         self.names = names_by_code(rules.nets.shape.blueprints)
         count = len(OP_NAMES)
-        totals = zeros(len(self.terms_by_name)), zeros(count), zeros(count), zeros(1)
-        stats = empty_blueprint_stats(device, len(self.names))
-        self.sums = Sums(*totals, zeros(num_envs, STABILITY_WINDOW), stats)
+        self.sums = Sums(
+            terms=zeros(len(self.terms_by_name)),
+            ops=zeros(count),
+            successes=zeros(count),
+            rows=zeros(1),
+            rewards=zeros(num_envs, STABILITY_WINDOW),
+            blueprints=empty_blueprint_stats(device, len(self.names)),
+        )
         self.env_steps = 0
         self.left_out = zeros(1)  # of these, those of envs whose episode was over
         self.train_samples = train_samples
@@ -112,8 +121,9 @@ class MetricsAccumulator:
         state = observed.view.state
         subset = observed.measured.subset
         ended = observed.ended
-        parts = self.sums, subset, state.slots, result, ended
-        self.sums = self.kernels.call("count", self._count_actions, *parts)
+        self.sums = self.kernels.call(
+            "count", self._count_actions, self.sums, subset, state.slots, result, ended
+        )
         self.env_steps += subset.shape[0]
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
         if ended is not None and self.newest is not None:
@@ -158,7 +168,9 @@ class MetricsAccumulator:
         split = self.reward.split
         modes = [] if split is None else split.modes(len(episodes.accuracy))
         seed_counts = episodes._asdict() | {"blended": values["blended"]}
-        seeds = {name: int(count.sum()) for name, count in seed_counts.items() if name in COUNTS}
+        seeds = {
+            name: int(count.sum()) for name, count in seed_counts.items() if name in SEED_COUNTS
+        }
         record = self._record(values, episodes, seeds)
         if modes:
             record["reward_split"] = split_record(modes, episodes, values["parameters"])
@@ -214,13 +226,13 @@ class MetricsAccumulator:
         rollbacks = {name: by_reason[name] for name in REASON_NAMES[1:]}
         return {
             "accuracy": _spread(episodes.accuracy),
-            **dict(zip(TRAINING, stats["training"].mean(1).tolist(), strict=True)),
+            **dict(zip(TRAINING_FIGURES, stats["training"].mean(1).tolist(), strict=True)),
             "reward": _spread(episodes.reward),
             "reward_terms": dict(zip(self.terms_by_name, stats["terms"].tolist(), strict=True)),
             "parameters": float(stats["parameters"].mean()),
             "train_flop": float(stats["flop"].mean()),
             "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
-            "seeds": {name: seeds[name] for name in COUNTS},
+            "seeds": {name: seeds[name] for name in SEED_COUNTS},
             "blueprints": blueprint_record(BlueprintStats(*stats["blueprints"]), self.names),
             "rollbacks": {"total": sum(by_reason.values())} | rollbacks,
             "ops": dict(zip(OP_NAMES, stats["ops"].tolist(), strict=True)),
@@ -233,10 +245,10 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
     """By mode of reward: its envs, and means over them; modes: of every env."""
     record: dict[str, Json] = {}
     for mode in dict.fromkeys(modes):
-        in_mode = torch.tensor([one == mode for one in modes])
+        in_mode = torch.tensor([env_mode == mode for env_mode in modes])
         means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
-        own = {name: float(values[in_mode].mean()) for name, values in means.items()}
-        record[mode] = {"envs": int(in_mode.sum()), **own}
+        means_in_mode = {name: float(values[in_mode].mean()) for name, values in means.items()}
+        record[mode] = {"envs": int(in_mode.sum()), **means_in_mode}
     return record
 
 
@@ -244,11 +256,11 @@ def _reduce_values(values: dict[str, Tensor], reduction: Reduction) -> dict[str,
     """The same of all envs of the run: sums added, means weighted, what is per env joined."""
     if reduction.count == 1:
         return values
-    summed = {name: values[name] for name in SUMMED}
+    summed = {name: values[name] for name in SUMMED_PARTS}
     summed["terms"] = values["terms"] * values["env_steps"]
     sums = {name: torch.stack(reduction.all_gather(part)).sum(0) for name, part in summed.items()}
     sums["terms"] = sums["terms"] / sums["env_steps"]
-    for dim, names in enumerate(PER_ENV):
+    for dim, names in enumerate(PARTS_PER_ENV):
         gathered_rows = reduction.gather([values[name] for name in names], dim)
         sums |= dict(zip(names, gathered_rows, strict=True))
     return sums
@@ -258,7 +270,7 @@ def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same on the host, as float64, by one copy."""
     flat_values = torch.cat([part.flatten() for part in parts.values()]).cpu()
     pieces = flat_values.split([part.numel() for part in parts.values()])
-    views = (piece.view(one.shape) for piece, one in zip(pieces, parts.values(), strict=True))
+    views = (piece.view(part.shape) for piece, part in zip(pieces, parts.values(), strict=True))
     return dict(zip(parts, views, strict=True))
 
 
@@ -272,19 +284,21 @@ def episode_records(
     columns = {name: values[name].tolist() for name in plain} | {
         "success": episodes.success.bool().tolist(),
         "compute_cost": episodes.compute_cost.tolist(),
-        "seeds": [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in seed_counts],
+        "seeds": [dict(zip(SEED_OUTCOMES, counts, strict=True)) for counts in seed_counts],
         "rollbacks": totals["rollbacks"].sum(1).long().tolist(),
         "env_steps": episodes.num_steps.long().tolist(),
         "shapley": totals["shapley"][0].tolist(),
         "shapley_error": totals["shapley"][1].tolist(),
-        "ended_by": [CAUSE_NAMES[code] or LIMIT for code in totals["cause"].long().tolist()],
+        "ended_by": [
+            CAUSE_NAMES[code] or ENDED_BY_LENGTH for code in totals["cause"].long().tolist()
+        ],
     }
     if modes:
         columns["reward_mode"] = modes
     if settings:
         rows = zip(*settings.values(), strict=True)
         columns["settings"] = [dict(zip(settings, values, strict=True)) for values in rows]
-    return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def blueprint_record(stats: BlueprintStats, names: Sequence[str]) -> dict[str, Json]:
@@ -295,9 +309,10 @@ def blueprint_record(stats: BlueprintStats, names: Sequence[str]) -> dict[str, J
     for code, name in enumerate(names):
         seed_counts = {key: int(count[code]) for key, count in counts.items()}
         if any(seed_counts.values()):
-            own = {key: mean[code] for key, mean in means.items()}
-            own = {key: None if math.isnan(mean) else mean for key, mean in own.items()}
-            record[name] = seed_counts | own
+            seed_means = {key: mean[code] for key, mean in means.items()}
+            record[name] = seed_counts | {
+                key: None if math.isnan(mean) else mean for key, mean in seed_means.items()
+            }
     return record
 
 
@@ -308,7 +323,7 @@ def _spread(values: Tensor) -> dict[str, float]:
 class PendingCopy(NamedTuple):
     """An asynchronous copy to the host; read it only once it is ready."""
 
-    numbers: Tensor  # float64: those of PROGRESS, and behind them what else was packed
+    numbers: Tensor  # float64: those of PROGRESS_FIGURES, and behind them what else was packed
     copied: torch.cuda.Event | None  # happens once they are there; None: they are
 
     @property
@@ -321,7 +336,7 @@ class PendingCopy(NamedTuple):
 
 
 def read_progress(state: EnvState, packed: Tensor | None = None) -> PendingCopy:
-    """Those of PROGRESS, then those of `packed`, float64, by a copy that nobody waits for."""
+    """PROGRESS_FIGURES, then the numbers of `packed`, float64, by a copy that nobody waits for."""
     values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
     if packed is not None:
         values = torch.cat((values, packed.flatten()))

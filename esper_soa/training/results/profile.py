@@ -18,8 +18,8 @@ from esper_soa.env.step import StepData
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.training.results.progress import LOGGER
 
-PHASES = ["training", "validation", "data", "state", "policy", "update", "telemetry"]
-PHASES += ["reset", "files"]
+PROFILE_PHASES = ["training", "validation", "data", "state", "policy", "update", "telemetry"]
+PROFILE_PHASES += ["reset", "files"]
 SKIPPED_STEPS = 3  # env-steps before a trace, and in it
 TRACED_STEPS = 3
 
@@ -148,10 +148,10 @@ class TraceProfile(Observer):
 
 
 def shares(seconds: dict[str, float]) -> str:
-    """`training 71.2 %, ...` in the order of PHASES; phases that took no time are left out."""
+    """`training 71.2 %, ...` in the order of PROFILE_PHASES, without those that took no time."""
     total = sum(seconds.values()) or 1.0
-    names = [phase for phase in PHASES if phase in seconds]
-    names += [phase for phase in seconds if phase not in PHASES]
+    names = [phase for phase in PROFILE_PHASES if phase in seconds]
+    names += [phase for phase in seconds if phase not in PROFILE_PHASES]
     return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in names)
 
 

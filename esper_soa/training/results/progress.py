@@ -14,7 +14,7 @@ from rich.progress import Progress as RichProgress
 
 from esper_soa.system.files import LOGGER
 
-WINDOW = 50  # reports over which the speed is averaged
+SPEED_WINDOW = 50  # reports over which the speed is averaged
 ON_CONSOLE = {"printed": True}  # marks records of the log that are on the console already
 
 
@@ -70,7 +70,7 @@ class Progress:
         self._clock = clock
         self._after_step = after_step
         self._total = total
-        self._marks = deque([(clock(), done)], maxlen=WINDOW + 1)
+        self._marks = deque([(clock(), done)], maxlen=SPEED_WINDOW + 1)
         self._next_line = clock() + interval
         self._bar = _Bar(console, self) if live else None
         if self._bar is not None:

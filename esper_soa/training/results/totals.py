@@ -28,11 +28,18 @@ class FinalHosts:
 
     @classmethod
     def of(cls, result: RoundResult) -> "FinalHosts":
-        blueprint, blend, alpha = (part.tolist() for part in result.topology)
-        sizes = result.parameters, result.train_flop
-        tested = list(result.test_accuracies), list(result.test_losses)
-        settings = {name: list(values) for name, values in result.settings.items()}
-        return cls(result.accuracies, *sizes, blueprint, blend, alpha, *tested, settings)
+        topology = result.topology
+        return cls(
+            accuracies=result.accuracies,
+            parameters=result.parameters,
+            train_flop=result.train_flop,
+            blueprint=topology.blueprint.tolist(),
+            blend=topology.blend.tolist(),
+            alpha=topology.alpha.tolist(),
+            test_accuracies=list(result.test_accuracies),
+            test_losses=list(result.test_losses),
+            settings={name: list(values) for name, values in result.settings.items()},
+        )
 
     @property
     def topology(self) -> Topology:

@@ -6,7 +6,7 @@ A host whose accuracy is not finite is left out, and so is its pair. Needs no to
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from operator import itemgetter
 from statistics import fmean
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from esper_soa.config.registry import name_in
 from esper_soa.training.results.statistics import Interval, difference_interval
 
-CONFIDENCE = 0.95  # of the intervals
+CONFIDENCE_LEVEL = 0.95  # of the intervals
 CONTROL_WORDS = {
     "wait": "without growth",
     "random": "random play",
@@ -64,7 +64,7 @@ class Episode:
 
     def part(self, wanted: Configuration) -> "Episode":
         """That of the envs with this configuration, in which no setting differs."""
-        keep = [one == wanted for one in self.configurations]
+        keep = [configuration == wanted for configuration in self.configurations]
         rows = {name: row for name, row in vars(self).items() if name != "settings"}
         kept = {name: list(compress(row, keep)) for name, row in rows.items()}
         return Episode(**kept, settings={})
@@ -98,11 +98,13 @@ class HostScore:
     @property
     def configurations(self) -> list[Configuration]:
         """Each that hosts have, once; empty where no setting differs by env."""
-        return list(dict.fromkeys(one for part in self.episodes for one in part.configurations))
+        return list(dict.fromkeys(chain(*(part.configurations for part in self.episodes))))
 
     def part(self, wanted: Configuration) -> "HostScore":
         """That of the hosts with this configuration."""
-        episodes = [part for one in self.episodes if (part := one.part(wanted)).parameters]
+        episodes = [
+            part for part in (episode.part(wanted) for episode in self.episodes) if part.parameters
+        ]
         return HostScore(self.name, episodes)
 
     def flat(self, name: str) -> list[float]:
@@ -140,9 +142,9 @@ def compare(grown: HostScore, control: HostScore) -> Comparison:
     both_finite = [math.isfinite(first) and math.isfinite(other) for first, other in pairs]
 
     def difference(name: str) -> Interval:
-        first, other = (list(compress(one.flat(name), both_finite)) for one in (grown, control))
+        first, other = (list(compress(side.flat(name), both_finite)) for side in (grown, control))
         unknown = Interval(math.nan, math.nan, math.nan)
-        return difference_interval(first, other, CONFIDENCE) if first else unknown
+        return difference_interval(first, other, CONFIDENCE_LEVEL) if first else unknown
 
     def ratio(name: str) -> float:
         return grown.figures[name] / control.figures[name] if control.figures[name] else math.nan

@@ -77,8 +77,10 @@ def make_run_folder(settings: TrainConfig, run_dir: str) -> run_folder.RunFolder
         return run_folder.open_run_folder(run_dir, settings.name)
     # torchrun tells only the machine of a rank that was lost that it starts all again, so a folder
     # that there is, is that of this run, for all ranks, on every machine, and at every start
-    own = run_folder.RUNS / settings.name / launched.run_id
-    return run_folder.writable(user_path("run_dir", run_dir) if run_dir else own, "run_dir")
+    launch_folder = run_folder.RUNS_FOLDER / settings.name / launched.run_id
+    return run_folder.writable(
+        user_path("run_dir", run_dir) if run_dir else launch_folder, "run_dir"
+    )
 
 
 def begin_run(session: Session, settings: TrainConfig, overrides: Sequence[str]) -> Path | None:
@@ -115,7 +117,9 @@ def resume_start(resume: str, run_dir: str, name: str) -> RunStart:
             problem = f"a resumed run goes on in the folder of its checkpoint, {path.parent}"
             raise UserError(f"run_dir={one_line(run_dir)}: {problem}. Leave run_dir out.")
         return RunStart(run_folder.writable(path.parent, "resume"), path)
-    for folder in [requested] if run_dir else run_folder.dated_folders(run_folder.RUNS / name):
+    for folder in (
+        [requested] if run_dir else run_folder.dated_folders(run_folder.RUNS_FOLDER / name)
+    ):
         checkpoints = run_folder.RunFolder(folder).checkpoints()
         if checkpoints:
             claimed = run_folder.writable(folder, "run_dir")

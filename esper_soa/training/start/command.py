@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from esper_soa.training.loop.callbacks import Callback
 
 # Flags of esper-train that train nothing; the lab prints their answer, given the settings.
-QUESTIONS = ("--check-device", "--plan", "--plan=json")
+QUESTION_FLAGS = ("--check-device", "--plan", "--plan=json")
 # Arguments that ask for a sweep begin with one of these.
-SWEEPS = ("-m", "--multirun", "hydra/launcher=", "hydra/sweeper=", "+sweep=")
+SWEEP_ARGUMENTS = ("-m", "--multirun", "hydra/launcher=", "hydra/sweeper=", "+sweep=")
 
 
 def train_command() -> None:
@@ -49,15 +49,15 @@ def run_command(name: str) -> None:
             from esper_soa.config.settings import EvaluateConfig, TrainConfig, register_schema
         register_schema()
         arguments = sys.argv[1:]
-        questions = [one for one in arguments if one in QUESTIONS and name == "train"]
-        sweep = next((one for one in arguments if one.startswith(SWEEPS)), "")
+        questions = [word for word in arguments if word in QUESTION_FLAGS and name == "train"]
+        sweep = next((word for word in arguments if word.startswith(SWEEP_ARGUMENTS)), "")
         try:
             if questions:
                 with import_guard():
                     from rich.console import Console
 
                     from esper_soa.config.compose import compose_settings
-                others = [one for one in arguments if one not in QUESTIONS]
+                others = [word for word in arguments if word not in QUESTION_FLAGS]
                 composed = compose_settings(overrides=others)
                 with torch_import_guard():
                     show = find_in_lab(questions[0], questions[0])

@@ -12,8 +12,8 @@ from esper_soa.system.console import ending_with_status, parser
 from esper_soa.system.errors import SettingError, UserError, check, one_line
 from esper_soa.system.signals import import_guard
 
-SETTINGS = {"env": "best", "format": "safetensors", "to": ".", "import": ""}  # with defaults
-HELP = """\
+EXPORT_SETTINGS = {"env": "best", "format": "safetensors", "to": ".", "import": ""}  # with defaults
+EXPORT_HELP = """\
   RUN                a run folder, or a file that esper_soa.save wrote
   env=best           the host with the highest validation accuracy of the run, or the number of one
                      of the last round
@@ -30,7 +30,7 @@ HELP = """\
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
     usage = "esper-export RUN [env=best] [format=safetensors] [to=.] [import=MODULE]"
-    words = parser(usage, "Take a grown network out of a run.", HELP)
+    words = parser(usage, "Take a grown network out of a run.", EXPORT_HELP)
     words.add_argument("run", help=argparse.SUPPRESS)
     words.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
     options = words.parse_args(arguments)
@@ -39,18 +39,18 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def settings_of(pairs: list[str]) -> dict[str, str]:
-    """SETTINGS with what is given as name=value; raises UserError for what is none of them."""
+    """EXPORT_SETTINGS with the pairs name=value put in; raises UserError for another name."""
     named = [setting.partition("=") for setting in pairs]
     for name, sign, value in named:
-        known = ", ".join(f"{name}=" for name in SETTINGS)
+        known = ", ".join(f"{name}=" for name in EXPORT_SETTINGS)
         check(
-            bool(sign) and name in SETTINGS,
+            bool(sign) and name in EXPORT_SETTINGS,
             name,
             value,
             allowed=f"one of {known}",
             remedy="See --help.",
         )
-    return SETTINGS | {name: value for name, _, value in named}
+    return EXPORT_SETTINGS | {name: value for name, _, value in named}
 
 
 def write_network(run: str, settings: dict[str, str]) -> None:
@@ -83,7 +83,7 @@ def write_network(run: str, settings: dict[str, str]) -> None:
         raise UserError(f"{place}: {reason}")
     folder.mkdir(parents=True, exist_ok=True)
     best = place.stem if place.is_file() else "best"
-    for ending, write in (FORMATS[one] for one in formats):
+    for ending, write in (FORMATS[name] for name in formats):
         path = Path(folder, (best if env == "best" else f"host_{env}") + ending)
         write(net, path)
         print(path)

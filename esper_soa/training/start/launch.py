@@ -28,11 +28,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.runtime.device import resolve_device, take_device
-from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
+from esper_soa.runtime.ranks import RANK_TIMEOUT, RankGroup, keep_to_cores
 from esper_soa.system.console import KNOWN_ERRORS, safe_streams
 from esper_soa.system.errors import RankLostError, UserError, check, one_line
 from esper_soa.system.files import LOGGER, write_text
-from esper_soa.system.signals import SAVING, Interrupted, signal_handlers
+from esper_soa.system.signals import SAVE_SIGNAL, Interrupted, signal_handlers
 from esper_soa.training.files.claims import lock_folder
 from esper_soa.training.files.run_folder import RunFolder, rounds_of
 from esper_soa.training.files.session import Session, quiet_warnings
@@ -42,14 +42,14 @@ from esper_soa.training.results.final_table import final_accuracy
 from esper_soa.training.start.begin import LaunchedRank, launched_rank, resume_start
 
 # Errors of a rank that the launcher raises again, by their name in the file that the rank leaves.
-FAULTS = {kind.__name__: kind for kind in KNOWN_ERRORS}
-STOPPED = "stopped"
+FAULT_KINDS = {kind.__name__: kind for kind in KNOWN_ERRORS}
+STOPPED_BY_SIGNAL = "stopped"
 # of what happened to another rank, or to the launcher
-CONSEQUENCES = (RankLostError.__name__, STOPPED)
+CONSEQUENCE_KINDS = (RankLostError.__name__, STOPPED_BY_SIGNAL)
 # that torch's launcher takes
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LAUNCHER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def train_in_session(
@@ -106,15 +106,15 @@ def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
     )
 
     def react(number: int) -> None:
-        if number != SAVING:
+        if number != SAVE_SIGNAL:
             raise Interrupted(number)
         first = scratch / "pid"
         if first.exists():
             os.kill(int(first.read_text(encoding="ascii")), number)
 
     try:
-        # torch's launcher replaces the handlers of STOPS, and leaves its own
-        with _quiet_launcher(), signal_handlers(react, (SAVING, *STOPS)):
+        # torch's launcher replaces the handlers of LAUNCHER_SIGNALS, and leaves its own
+        with _quiet_launcher(), signal_handlers(react, (SAVE_SIGNAL, *LAUNCHER_SIGNALS)):
             elastic_launch(config, sys.executable)(
                 "-m", "esper_soa.training.start.launch", str(scratch)
             )
@@ -146,21 +146,23 @@ def _quiet_launcher() -> Iterator[None]:
 
 
 def _first_fault(scratch: Path) -> dict:
-    """The first fault of a rank, one of CONSEQUENCES only where alone; empty for none."""
+    """The first fault of a rank, one of CONSEQUENCE_KINDS only where alone; empty for none."""
     faults = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
-    return min(faults, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
+    return min(
+        faults, key=lambda fault: (fault["kind"] in CONSEQUENCE_KINDS, fault["time"]), default={}
+    )
 
 
 def _failure_of(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
     """What ended the run, as one error: the fault of a rank, or how the first one ended."""
-    kind = fault.get("kind", STOPPED)
-    if kind in FAULTS and kind not in CONSEQUENCES:
-        return FAULTS[kind](fault["words"])
+    kind = fault.get("kind", STOPPED_BY_SIGNAL)
+    if kind in FAULT_KINDS and kind not in CONSEQUENCE_KINDS:
+        return FAULT_KINDS[kind](fault["words"])
     rank, failure = failed.get_first_failure()
     words = f"rank {rank} of {cfg.ranks} was ended by {failure.signal_name()}"
-    if kind not in CONSEQUENCES:
+    if kind not in CONSEQUENCE_KINDS:
         words = f"rank {fault['rank']} of {cfg.ranks} failed ({fault['words']})"
     elif failure.exitcode >= 0:
         words = f"rank {rank} of {cfg.ranks} ended with status {failure.exitcode}"
@@ -192,7 +194,7 @@ def main() -> None:
     scratch = Path(sys.argv[1])
     launched = launched_rank()
     assert launched is not None
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # all ranks are on this machine
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)  # all ranks are on this machine
     job = json.loads((scratch / "job.json").read_text(encoding="utf-8"))
     sys.path[:] = job["path"]
     threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
@@ -231,10 +233,10 @@ def _end_rank(scratch: Path, rank: int, launcher: int) -> Iterator[None]:
         yield
     finally:
         error = sys.exception()
-        known = next((name for name, kind in FAULTS.items() if isinstance(error, kind)), "")
+        known = next((name for name, kind in FAULT_KINDS.items() if isinstance(error, kind)), "")
         if error is not None:
             fault = {
-                "kind": known or (STOPPED if isinstance(error, SystemExit) else "error"),
+                "kind": known or (STOPPED_BY_SIGNAL if isinstance(error, SystemExit) else "error"),
                 "rank": rank,
                 "words": str(error) if known else f"{type(error).__name__}: {error}",
                 "time": time.time(),
@@ -282,7 +284,9 @@ def run_rank(
         LOGGER.warning(message, launched.processes, launched.restarts)
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, rendezvous, PATIENCE, launched.processes, launched.rank)
+        dist.init_process_group(
+            backend, rendezvous, RANK_TIMEOUT, launched.processes, launched.rank
+        )
     except RuntimeError as error:
         raise RankLostError(
             f"the other ranks cannot be reached ({one_line(error)}). Give torchrun {FRESH_STORE}=1,"

@@ -44,7 +44,7 @@ from esper_soa.training.start.launch import train_in_session
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SPLITS = ("train", "validation", "test")
+DATA_SPLITS = ("train", "validation", "test")
 
 
 class RecordedRun:
@@ -112,7 +112,7 @@ class RecordedRun:
         data.split=true or a list in data.name gives each host its own. Raises UserError for another
         split, and where the data is not what it was.
         """
-        check(split in SPLITS, "split", split, allowed=" or ".join(SPLITS))
+        check(split in DATA_SPLITS, "split", split, allowed=" or ".join(DATA_SPLITS))
         source = source_of(self._source, env)
         if split == "validation":
             return source.samples(split, self._validation_order(source, env))

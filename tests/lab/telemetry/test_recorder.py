@@ -17,7 +17,7 @@ from recorded_world import Recorded, record
 from esper_soa.lab.telemetry import recorder as module
 from esper_soa.lab.telemetry.recorder import RankRecorder, TableFolder, TableRecorder
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
-from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.system.files import WriteErrors
 from esper_soa.training.loop.recorder import Recorder
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
@@ -201,7 +201,7 @@ def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
     held = HeldWriter(monkeypatch)
     monkeypatch.setattr(module, "LIMIT", 4)
     recorder = made(recorded, tmp_path)
-    relay = RankRecorder(recorder, ALONE, "events")
+    relay = RankRecorder(recorder, SINGLE_PROCESS, "events")
     play(relay, recorded, 1, steps=1)
     relay.end()
     assert held.begun.wait(60)

@@ -69,7 +69,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> No
 
 
 def test_another_version_is_refused_by_number(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper_soa.training.files.checksum.VERSION", 13)
+    monkeypatch.setattr("esper_soa.training.files.checksum.SEAL_VERSION", 13)
     told = "has version 3: this program reads version 13"
     assert find_damage(whole) == f"checkpoint {whole}: {told}"
 

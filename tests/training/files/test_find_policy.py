@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from esper_soa.training.files.checkpoint import save_checkpoint
-from esper_soa.training.files.find_policy import POLICIES, packaged_policies
+from esper_soa.training.files.find_policy import POLICY_FOLDER, packaged_policies
 
 ROOT = Path(__file__).resolve().parents[3]
 LOOK = """
@@ -47,7 +47,7 @@ def test_a_wheel_takes_in_every_file_of_the_package_and_policies_are_not_left_ou
     ]["wheel"]
     assert target["packages"] == ["esper_soa", "hydra_plugins"]
     assert set(target) == {"packages", "force-include", "hooks"}, "nothing is excluded"
-    assert POLICIES == ROOT / "esper_soa" / "agent" / "policies"
+    assert POLICY_FOLDER == ROOT / "esper_soa" / "agent" / "policies"
     for name in (
         ("sprout.policy", "sprout.md") if (ROOT / ".git").exists() else ()
     ):  # what git ignores is left out

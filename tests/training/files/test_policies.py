@@ -18,7 +18,7 @@ from esper_soa.system.errors import SettingError, UserError
 from esper_soa.training.files import find_policy, policies
 from esper_soa.training.files.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.training.files.checksum import CheckpointError
-from esper_soa.training.files.policies import FORMAT, save_policy
+from esper_soa.training.files.policies import POLICY_FORMAT, save_policy
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.saved_run import SavedRun, SavedTask, read_run
 from esper_soa.training.loop.build import build_world
@@ -403,7 +403,7 @@ def test_a_policys_file_holds_tensors_and_plain_values_alone_and_names_no_folder
     before: Path, package: Path
 ) -> None:
     found = torch.load(package / "grower.policy", weights_only=True)
-    assert found["format"] == FORMAT
+    assert found["format"] == POLICY_FORMAT
     assert set(found["learner"]) == {"policy", "reward", "value"}
     assert (found["network"]["hidden"], found["network"]["layers"]) == (8, 1)
     assert found["facts"] == dict(FACTS)

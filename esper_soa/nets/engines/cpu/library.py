@@ -27,7 +27,7 @@ from esper_soa.nets.engines.cpu.compiler import (
     sources_digest,
 )
 from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
-from esper_soa.system.caches import DRAFT, FolderError, drop_old_drafts, open_cache
+from esper_soa.system.caches import DRAFT_PREFIX, FolderError, drop_old_drafts, open_cache
 from esper_soa.system.cores import Processor, this_processor
 
 COMPILED = "compiled for this CPU"
@@ -65,7 +65,9 @@ def build() -> Path:
     command = compiler_command()
     try:
         drop_old_drafts(folder)
-        place = tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder, ignore_cleanup_errors=True)
+        place = tempfile.TemporaryDirectory(
+            prefix=DRAFT_PREFIX, dir=folder, ignore_cleanup_errors=True
+        )
         with place as drafts:
             draft = Path(drafts) / "nets.so"
             compile_kernels(identify_compiler(command, draft.parent), draft)
