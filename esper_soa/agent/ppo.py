@@ -191,7 +191,7 @@ class Learner:
         sizes = [parts[0].shape[1] for parts in each]
         gains = normalize_advantages(advantages, valid).split(sizes, 1)
         columns = zip(rollouts, gains, (returns / new_scale).split(sizes, 1), strict=True)
-        own = partial(self.reduction.own, dim=1)
+        own = partial(self.reduction.rows_here, dim=1)
         return [objective.Batch(one.lesson, *map(own, rest)) for one, *rest in columns], summary
 
     def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:

@@ -105,7 +105,7 @@ class World:
         reset_loss_scales_(self.weights)
         state = initial_state(self.rules, self.sizes.num_envs, self.device)
         if topology is not None:
-            state = state_with_topology(state, Topology(*map(self.reduction.own, topology)))
+            state = state_with_topology(state, Topology(*map(self.reduction.rows_here, topology)))
             seeds = pools.slot_seeds(state.slots, state.ramp, ablate_fossils=False)
             self.rules.engine.claim_(self.rules.nets, self.weights, seeds, keys=self.seed_keys(0))
         all_envs = torch.ones_like(self.envs, dtype=torch.bool)

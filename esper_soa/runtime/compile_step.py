@@ -169,7 +169,7 @@ def fill(folder: Path, key: str, rules: EnvRules) -> None:
 
 
 def main() -> None:
-    """Read the rules and fill the cache, if no other process does so, in COMPILE_SECONDS at most."""
+    """Read the rules and fill the cache, if no other process does so, within COMPILE_SECONDS."""
     _, folder_text, key, niceness_text = sys.argv
     folder = Path(folder_text)
     niceness = int(niceness_text)

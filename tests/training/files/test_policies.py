@@ -54,7 +54,7 @@ def package(before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     folder = tmp_path / "policies"
     folder.mkdir()
     save_policy(folder / "grower.policy", read_run(RunFolder(before).checkpoint(3), CPU), FACTS)
-    monkeypatch.setattr(find_policy, "POLICIES", folder)
+    monkeypatch.setattr(find_policy, "POLICY_FOLDER", folder)
     return folder
 
 
