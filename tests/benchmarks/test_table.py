@@ -17,13 +17,7 @@ from benchmarks.table import NOTHING, main, sections, written
 from benchmarks.timing import BenchmarkError
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (
-    "README.md",
-    "docs/numbers.md",
-    "docs/environments.md",
-    "docs/text.md",
-    "benchmarks/results/README.md",
-)
+PAGES = ("README.md", "docs/numbers.md", "docs/text.md", "benchmarks/results/README.md")
 REMEDY = f"python -m benchmarks.table --write {' '.join(PAGES)}"
 
 
