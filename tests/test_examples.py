@@ -179,13 +179,6 @@ def test_the_other_parts_of_the_page_are_played_together(
     assert record["reward_terms"]["compute_rent"] < 0 != record["reward_terms"]["thrifty"]
 
 
-def test_other_code_of_the_page_is_that_of_the_toy_domain() -> None:
-    toy = (ROOT / "tests" / "toy_domain.py").read_text(encoding="utf-8")
-    others = [code for code in CODE if NAMED.match(code) is None]
-    assert len(CODE) == 7
-    assert [code for code in others if code not in toy] == []
-
-
 def test_the_page_about_own_parts_tells_every_input_of_a_reward() -> None:
     told = re.findall(r"`(\w+)`", PAGE)
     assert [name for name in RewardInputs.__annotations__ if name not in told] == []
