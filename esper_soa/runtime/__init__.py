@@ -1,1 +1,1 @@
-"""What a run stands on: device, memory, compilation, ranks, signals, files, the console."""
+"""Parts above the agent: device, memory, compilation, graphs, ranks."""

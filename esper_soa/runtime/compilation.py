@@ -14,7 +14,7 @@ from esper_soa.system.caches import FolderError, open_cache
 
 # the variable by which torch.compile is told where to keep things
 INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# What benchmarks/kernels.py measures on one core of a CPU for both kernels and 3 slots, with an
+# benchmarks/kernels.py measures this on one core of a CPU for both kernels and 3 slots, with an
 # empty cache. With a full one a start takes a sixth of it; which of the two a start will be is not
 # known from the settings.
 COMPILE_SECONDS = 70.0

@@ -66,7 +66,7 @@ INDUCTOR_OPTIONS: dict[str, str | bool | int] = {
     # Rows have S numbers, fewer than a vector: loads of a part of one cost three times plain loops,
     # which the C++ compiler turns into vectors where it can.
     "cpp.simdlen": 1,
-    "cpp.dynamic_threads": True,  # as many as the caller has, not as this process
+    "cpp.dynamic_threads": True,  # the caller's number of threads, not this process'
     "cpp_cache_precompile_headers": False,  # dearer than the two files that would use them
 }
 
@@ -99,7 +99,7 @@ def compile_kernel(
     options = INDUCTOR_OPTIONS | {"aot_inductor.output_path": str(output / f"{name}.so")}
     library = inductor.aot_compile(program.module(), tensors, options=options)
     shutil.move(str(library), draft / f"{name}.so")
-    # what the library is to know of the operations it leaves to torch
+    # facts that the library needs of the operations that it leaves to torch
     shutil.move(str(next(output.glob("*.wrapper.json"))), draft / f"{name}.json")
 
 

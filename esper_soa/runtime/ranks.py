@@ -23,7 +23,7 @@ from esper_soa.system.cores import core_numbers
 from esper_soa.system.errors import RankLostError, one_line
 
 Value = TypeVar("Value")
-# that a rank waits for the others: of two, one may build while the other compiles
+# time that a rank waits for the others: of two, one may build while the other compiles
 RANK_TIMEOUT = timedelta(minutes=30)
 
 
@@ -67,7 +67,7 @@ class Ranks(Reduction):
         return share_of(num_envs, self.count, self.rank)
 
     def from_first(self, find: Callable[[], Value]) -> Value:
-        """What `find` gives on the first rank, where alone it is called; nothing on a device."""
+        """The result of `find` on the first rank, where alone it is called; nothing on a device."""
         return find()
 
     def gather_values(self, value: Value) -> list[Value]:

@@ -5,12 +5,16 @@ import torch
 from esper_soa.nets.graphs import Replay
 from esper_soa.system.errors import check
 
-REPLAYED_PARTS = ("state machine", "policy", "gradient steps")  # what compute.cuda_graphs is about
+REPLAYED_PARTS = (
+    "state machine",
+    "policy",
+    "gradient steps",
+)  # parts that compute.cuda_graphs is about
 STATE, POLICY, GRADIENTS = REPLAYED_PARTS
 
 
 def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
-    """What compute.cuda_graphs stands for on `device`: `auto` replays on a GPU what can be
+    """The parts that compute.cuda_graphs replays on `device`: `auto` replays on a GPU what can be
     repeated, and goes on without where a capture fails; SettingError for `on` without CUDA.
     """
     if setting == "off" or (setting == "auto" and device.type != "cuda"):

@@ -29,12 +29,14 @@ from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.system.caches import FolderError, open_cache, open_folder, read_user_file
 from esper_soa.system.cores import this_processor
 
-STEP_FOLDER = "step"  # of all keys, in the user's cache
+STEP_FOLDER = "step"  # folder of all keys, in the user's cache
 MANIFEST_FILE = "sha256.json"
 REFUSAL_ENTRY = "refused"  # the entry of a manifest that says why there are no libraries
 LIBRARY_FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
-KEPT_KEYS = 32  # of about a megabyte each; those that were used longest ago go
-BACKGROUND_STEPS = 64  # of each env, in the shortest run that has kernels compiled beside it
+KEPT_KEYS = 32  # a key takes about a megabyte; those that were used longest ago go
+BACKGROUND_STEPS = (
+    64  # env-steps of each env, in the shortest run that has kernels compiled beside it
+)
 
 
 def unsupported(rules: EnvRules) -> str:

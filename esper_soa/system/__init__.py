@@ -1,1 +1,1 @@
-"""What lies below the networks: cores, threads, files, caches, random streams, signals, console."""
+"""Parts below the networks: cores, threads, files, caches, random streams, signals, console."""

@@ -90,7 +90,7 @@ def safe_streams() -> Iterator[None]:
         try:
             yield
         finally:
-            # what is left for the interpreter to write at its end could fail there
+            # the interpreter would fail to write the rest at its end
             for stream in streams:
                 stream.flush()
 
@@ -102,8 +102,9 @@ def exit_with(error: Exception) -> NoReturn:
 
 
 def parser(usage: str, purpose: str, words: str) -> argparse.ArgumentParser:
-    """What reads the arguments of a command. usage: one line that begins with its name; words: what
-    each argument is, shown as it stands; arguments are added with help=argparse.SUPPRESS.
+    """The parser of the arguments of a command. Arguments are added with help=argparse.SUPPRESS.
+
+    usage: one line that begins with its name. words: describe each argument, shown as they stand.
     """
     form = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(usage.split()[0], usage, purpose, words, formatter_class=form)

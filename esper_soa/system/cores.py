@@ -11,20 +11,20 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-CPUINFO = Path("/proc/cpuinfo")  # of Linux
-# What compilers look at where they are asked for code for the machine that they run on. x86-64 has
-# flags and a model name, arm64 has the others.
+CPUINFO = Path("/proc/cpuinfo")  # file of Linux
+# Fields that compilers look at for code for the machine that they run on. x86-64 has flags and a
+# model name, arm64 has the others.
 IDENTIFYING_FIELDS = ("flags", "model name", "Features", "CPU implementer", "CPU part")
 
-# What OpenMP reads as torch is loaded: whether threads of an operation sleep while they wait. Those
-# that do not take cores from other work, and where that has a core, ten times as long.
+# Variable that OpenMP reads as torch is loaded: whether threads of an operation sleep while they
+# wait. Those that do not take cores from other work, and where that has a core, ten times as long.
 WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 class Processor(NamedTuple):
-    """What is known of a processor; outside Linux its machine alone."""
+    """Facts of a processor; outside Linux its machine alone."""
 
-    machine: str  # as platform.machine() has it: x86_64, aarch64, ...
+    machine: str  # platform.machine(): x86_64, aarch64, ...
     features: frozenset[str]  # names of Linux: avx2, asimd, ...
     kind: str  # the same for processors that the same code is best for; "" where nothing is known
 
@@ -38,7 +38,7 @@ def processor_of(machine: str, cpuinfo: str) -> Processor:
 
 
 def this_processor() -> Processor:
-    """That of this machine."""
+    """The processor of this machine."""
     try:
         cpuinfo = CPUINFO.read_text()
     except OSError:

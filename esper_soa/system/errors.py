@@ -65,7 +65,7 @@ class RankLostError(Exception):
 class PrunedError(Exception):
     """A search stopped the run, as its accuracy was below that of other trials."""
 
-    rounds: int  # that were played
+    rounds: int  # rounds that were played
     accuracy: float  # percent, of the last of them
 
     def __str__(self) -> str:

@@ -56,7 +56,7 @@ class WriteErrors:
         self._folders: dict[str, WriteErrors] = {}
 
     def within(self, folder: str) -> "WriteErrors":
-        """Those of a folder below, which count here too."""
+        """Errors of a folder below, which count here too."""
         self._folders[folder] = WriteErrors()
         return self._folders[folder]
 

@@ -95,7 +95,7 @@ def stop_at_once() -> Iterator[None]:
         print(error, file=sys.stderr)
         raise
     except Exception as error:
-        # of a clean-up that the signal has cut short
+        # a clean-up that the signal has cut short
         if not requests:
             raise
         print(requests[0], file=sys.stderr)
@@ -128,7 +128,7 @@ def import_guard() -> Iterator[None]:
 
 @contextmanager
 def torch_import_guard() -> Iterator[None]:
-    """As `import_guard`, of torch; UserError where there is no room for the files that it makes."""
+    """`import_guard` for torch; UserError where there is no room for the files that it makes."""
     let_threads_sleep()
     try:
         with import_guard():

@@ -17,7 +17,7 @@ from esper_soa.config.registry import RAISED
 from esper_soa.system.errors import one_line
 from esper_soa.training.files.checksum import CheckpointError, read_sealed, write_sealed
 
-# What torch raises for a content that is foreign, under a seal that fits.
+# Errors that torch raises for a content that is foreign, under a seal that fits.
 UNREADABLE_ERRORS = (*RAISED, pickle.UnpicklingError, EOFError, MemoryError)
 LARGEST_INTEGER = 2**63 - 1
 

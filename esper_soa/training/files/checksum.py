@@ -57,7 +57,7 @@ def read_sealed(path: Path) -> bytes:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with the sealed file `path`, which is named; None where it is whole."""
+    """The fault of the sealed file `path`, which is named; None where it is whole."""
     try:
         read_sealed(path)
     except CheckpointError as error:

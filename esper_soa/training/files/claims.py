@@ -11,7 +11,7 @@ from esper_soa.system.errors import UserError
 from esper_soa.system.files import IncompleteError
 from esper_soa.training.files.run_folder import RunFolder, unwritable
 
-# What a killed process leaves of a file that it was writing.
+# Names of files that a killed process leaves half written.
 LEFTOVER_FILE = re.compile(r"[a-z]+(_\d{6,18})?\.[a-z]+\.\d+\.tmp")
 
 

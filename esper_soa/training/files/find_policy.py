@@ -6,7 +6,7 @@ from esper_soa.config.paths import user_path
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.training.files.run_folder import find_checkpoint
 
-POLICY_FOLDER = Path(__file__).resolve().parents[2] / "agent" / "policies"  # those that ship
+POLICY_FOLDER = Path(__file__).resolve().parents[2] / "agent" / "policies"  # policies that ship
 POLICY_SUFFIX = ".policy"  # beside each lies its card, NAME.md
 
 

@@ -26,7 +26,7 @@ from esper_soa.training.files.run_folder import damaged_newer
 from esper_soa.training.files.saved_run import SavedRun, parse_run
 from esper_soa.vocabulary import BLUEPRINT_NAMES
 
-POLICY_FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a run
+POLICY_FORMAT = "esper_soa policy"  # tells a policy's file from a checkpoint of a run
 POLICY_VERSION = 1
 # fact: names of users' blueprints, in the order of their codes; absent where there are none
 USER_BLUEPRINTS = "blueprints"
@@ -39,7 +39,7 @@ LEARNER_PARTS = ("policy", "reward", "value")
 
 @dataclass
 class PolicyFacts:
-    """What a policy has learned on; its maker may say more."""
+    """Facts of what a policy has learned on; its maker may say more."""
 
     rounds: int
     tasks: list[str]

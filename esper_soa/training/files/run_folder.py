@@ -32,16 +32,16 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         self.config = self.path / "config.yaml"  # the resolved settings
-        self.overrides = self.path / "overrides.txt"  # of the command line, one a line
+        self.overrides = self.path / "overrides.txt"  # words of the command line, one a line
         self.versions = self.path / "versions.json"  # software, machine, device and data
         self.metrics = self.path / "metrics.jsonl"  # a line per policy update
         self.episodes = self.path / "episodes.jsonl"  # a line per episode of an env
         self.summary = self.path / "summary.json"  # the final table
-        self.evaluation = self.path / "evaluation.json"  # what an evaluation found
+        self.evaluation = self.path / "evaluation.json"  # result of an evaluation
         self.best = self.path / "best.pt"  # the policy that played the best round so far
         self.networks = self.path / "networks"  # the folder of grown networks
         self.tables = self.path / "telemetry"  # the folder of recorded env-steps
-        self.log = self.path / "log.txt"  # what was said on the console, with times
+        self.log = self.path / "log.txt"  # lines of the console, with times
 
     def network(self, kind: str, number: int) -> Path:
         """The best host so far, or all hosts (`kind` best, hosts), of round `number`, from 1."""
@@ -97,7 +97,7 @@ def find_checkpoint(path_text: str, setting: str) -> Path:
 
 
 def damaged_newer(checkpoint: Path) -> list[str]:
-    """What is wrong with damaged checkpoints newer than `checkpoint`; each names both."""
+    """The faults of damaged checkpoints newer than `checkpoint`; each names both."""
     checkpoints = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
     reasons = (find_damage(path) for path in checkpoints if rounds_of(path) > rounds_of(checkpoint))
     return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]

@@ -18,7 +18,7 @@ from esper_soa.training.results.totals import FinalHosts, RunTotals
 
 @dataclass
 class SavedTask:
-    """What a checkpoint has of a task."""
+    """The part of a task in a checkpoint."""
 
     progress: RunTotals
     data: dict[str, str]  # name, source, identity

@@ -1,5 +1,6 @@
-"""What surrounds the work in a run folder: the claim on it, the console, the log, and what could
-not be written. Opened before anything is written to the folder. Needs no torch.
+"""A session surrounds the work in a run folder: claim, console, log, and what could not be written.
+
+It is opened before anything is written to the folder. Needs no torch.
 """
 
 import logging
@@ -60,12 +61,12 @@ class Session:
         """verbose: see `session`."""
         self.folder = folder
         self.begin = time.monotonic()
-        self.part = ""  # of the work that this folder is for, see `within`
+        self.part = ""  # name of the part that this folder is for, see `within`
         self.verbose = verbose
         self.stream = safe_stream(sys.stdout) if verbose else null_stream()
         self.console = Console(file=cast(TextIO, self.stream))
         self.write_errors = WriteErrors()
-        self.requests = Requests()  # what signals have asked for
+        self.requests = Requests()  # requests of signals
         self.claim: Claim | None = None  # on the folder, of a process that writes to it
         level = logging.DEBUG if verbose > 1 else logging.INFO
         self.log = Log(folder.log, self.console, self.write_errors, level=level)
@@ -82,7 +83,7 @@ class Session:
 
     @contextmanager
     def logging_output(self) -> Iterator[None]:
-        """What is said in the context goes to console and log, and what ends it early too, with its
+        """Messages within the context go to console and log, and what ends it early too, with its
         traceback unless it is a message of ours; but a refusal leaves the folder of a run as it is.
         """
         LOGGER.setLevel(logging.DEBUG)

@@ -164,7 +164,7 @@ def build_world(
 
 
 def world_facts(world: World) -> dict[str, Json]:
-    """What versions.json says of data, kernels and what of the decisions is replayed."""
+    """Facts for versions.json: data, kernels, and which decisions are replayed."""
     return {
         "data": world.data.facts(),
         "kernels": world.rules.engine.chosen.facts(),

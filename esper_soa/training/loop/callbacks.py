@@ -17,12 +17,12 @@ from esper_soa.training.results.totals import RunTotals
 
 
 class RunView(Protocol):
-    """What a callback sees of a task of a run."""
+    """The view of a task of a run that callbacks have."""
 
     cfg: TrainConfig  # its settings
     world: World  # hosts and data
     player: Player  # the policy
-    totals: RunTotals  # what all rounds so far add up to
+    totals: RunTotals  # sums over all rounds so far
 
     @property
     def folder(self) -> RunFolder:

@@ -179,7 +179,7 @@ def _rollout(world: World, player: Player) -> Rollout | None:
 
 
 def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
-    """What the learner keeps of one env-step.
+    """The row of one env-step that the learner keeps.
 
     truncated: bool [N], episodes that end here; `finish` takes out those that terminate. A rollback
     ends the trajectory. Rewards are filled in once the episode is over.

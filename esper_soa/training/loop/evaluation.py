@@ -46,7 +46,7 @@ class Scores(NamedTuple):
 
     test_accuracy: list[float]  # percent
     validation_accuracy: list[float]  # at the last env-step, percent
-    parameters: list[float]  # of host and live seeds at the last env-step
+    parameters: list[float]  # those of host and live seeds at the last env-step
     net: list[float]  # test accuracy minus rent
     reward: list[float]  # sum over the episode
 
@@ -80,7 +80,7 @@ def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: Saved
 
 
 def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConfig:
-    """Those of a task of the checkpoint's run; amount, place and way of choosing are its own."""
+    """Settings of a task of the checkpoint's run, with amount, place and choice from `cfg`."""
     data = replace(settings.data, root=cfg.data_root or settings.data.root)
     precision = cfg.compute.precision
     precision = settings.compute.precision if precision == "auto" else precision

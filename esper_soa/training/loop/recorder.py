@@ -14,7 +14,7 @@ from esper_soa.runtime.ranks import Ranks
 from esper_soa.state import Decision
 from esper_soa.training.files.session import Session
 
-TABLE_LEVELS = ("events", "full")  # of telemetry.level, at which env-steps are recorded
+TABLE_LEVELS = ("events", "full")  # telemetry.level at which env-steps are recorded
 
 
 class Facts(NamedTuple):
@@ -31,7 +31,7 @@ class Recorder:
     """Records the env-steps of a run. This one records nothing."""
 
     full = False  # whether `pack` reads the probabilities of all choices
-    env_steps = 0  # of all envs, of which every table is on the disk
+    env_steps = 0  # env-steps of all envs that every table has on the disk
     received = 0  # env-steps of all envs that were handed over
     table: RenderableType | None = None  # shown below the progress bar
 

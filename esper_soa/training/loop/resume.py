@@ -28,7 +28,7 @@ from esper_soa.training.files.run_folder import RunFolder, rounds_of
 from esper_soa.training.files.saved_run import SavedRun, SavedTask
 from esper_soa.training.loop.recorder import Recorder
 
-# What may be another value in the run that goes on; a name with a dot at the end stands for all
+# Settings that may be another in the run that goes on; a name with a dot at the end stands for all
 # settings under it. data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
     *("name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep"),

@@ -65,13 +65,13 @@ class Run:
         self.tasks = dict(zip(by_task, tasks, strict=True))
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, device, session.folder.path)
-        self.best_accuracy = -math.inf  # as of SavedRun
+        self.best_accuracy = -math.inf  # see SavedRun
         self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.remember()
 
     @property
     def device(self) -> torch.device:
-        """What all tasks are computed on."""
+        """The device that all tasks are computed on."""
         return next(iter(self.tasks.values())).world.device
 
     @property

@@ -40,10 +40,10 @@ from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 
 class Before(NamedTuple):
-    """What earlier processes did of a run."""
+    """The part of a run that earlier processes did."""
 
     rounds: int = 0
-    env_steps: int = 0  # of all envs
+    env_steps: int = 0  # sum over all envs
 
 
 class Control(NamedTuple):
@@ -57,8 +57,8 @@ class Control(NamedTuple):
 class TaskRun:
     """One task of a run. Where ranks share out the envs, each has one, all alike."""
 
-    cfg: TrainConfig  # as if the task were alone
-    in_folder: InitVar[Session]  # of the task
+    cfg: TrainConfig  # settings as if the task were alone
+    in_folder: InitVar[Session]  # session of the task
     world: World
     player: Player
     ranks: Ranks
@@ -98,7 +98,7 @@ class TaskRun:
         return {"progress": asdict(self.totals), "data": origin(self.world.data)}
 
     def label(self, text: str) -> str:
-        """What the progress bar calls a part of the run."""
+        """The name of a part of the run on the progress bar."""
         return f"{text} {self.session.part}".rstrip()
 
     def announce(self) -> None:

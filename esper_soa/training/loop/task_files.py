@@ -32,7 +32,7 @@ from esper_soa.training.loop import resume
 from esper_soa.training.loop.build import world_facts
 from esper_soa.training.loop.recorder import make_recorder
 
-BEST_HOST_FILE = "networks/best"  # what files are called that could not be written
+BEST_HOST_FILE = "networks/best"  # names of files that could not be written
 HOSTS_FILE = "networks/hosts"
 CHOSEN_BY = "validation_accuracy"  # entry of a spec that the best host is highest in
 
@@ -54,7 +54,7 @@ class TaskFiles:
         paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
         self.lines = {path.name: LineFile(path) for path in paths}
         self.best: dict | None = None  # spec of the best host so far
-        self._unsaved: GrownHost | None = None  # it, where it is not written yet
+        self._unsaved: GrownHost | None = None  # the best host, where it is not written yet
         self._seen = set[str]()  # names of files of this run
 
     def begin(self) -> None:
@@ -148,7 +148,7 @@ class TaskFiles:
     def _local_hosts(
         self, states: HostStates, number: int, envs: Sequence[int], chosen_by: str | None = None
     ) -> list[GrownHost]:
-        """Those of these hosts of round `number` (from 1) that this rank has."""
+        """The hosts of round `number` (from 1), of these envs, that this rank has."""
         here = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
         return (
             export_hosts(

@@ -1,1 +1,1 @@
-"""What a run has come to: metrics, tables, verdict, anomalies, progress, the final test."""
+"""Results of a run: metrics, tables, verdict, anomalies, progress, the final test."""

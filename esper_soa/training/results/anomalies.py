@@ -40,7 +40,7 @@ class Watch(WatchState):
         self.cfg = cfg
 
     def look(self, update: Mapping[str, float]) -> dict[str, str]:
-        """What has begun with this update, messages by name; `active` names all that goes on."""
+        """Anomalies that begin with this update, messages by name; `active` has all that go on."""
         if not self.cfg.enabled or not update:
             return {}
         rest = chain(self._limits(update), self._entropy(update), self._gradient_drift(update))

@@ -24,8 +24,8 @@ from esper_soa.training.results.verdict import (
 
 MOST_ROWS = 32  # configurations in the table; summary.json has all
 TEXT_WIDTH = 160  # columns of a table in a file
-SEED_EVENTS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
-SCORE_ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
+SEED_EVENTS = ("germinated", "blended", "fossilized", "pruned")  # events of seeds
+SCORE_ROWS = (  # rows of the table: fields of a HostScore, titles, and how the numbers are written
     ("test_accuracy", "test accuracy, mean over hosts (%)", ".2f"),
     ("best", "test accuracy, best host (%)", ".2f"),
     ("validation_accuracy", "validation accuracy, mean (%)", ".2f"),
@@ -33,11 +33,11 @@ SCORE_ROWS = (  # of the table: fields of a HostScore, titles, and how the numbe
     ("size", "parameters, mean over hosts", ",.0f"),
     ("flop", "training {unit}, mean over hosts", ""),
 )
-LOSS_ROWS = (  # of the table where perplexity is a figure of the samples
+LOSS_ROWS = (  # further rows where perplexity is a figure of the samples
     ("test_loss", "test loss, mean over hosts (nats)", ".4f"),
     ("perplexity", "test perplexity, mean over hosts", ".4g"),
 )
-# of a configuration in summary.json
+# figures of a configuration in summary.json
 CONFIGURATION_FIGURES = ("test_accuracy", "validation_accuracy", "net", "size", "flop")
 FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 
@@ -83,21 +83,21 @@ class Summary:
     control: HostScore | None  # on the same seeds, data order and images; None where not run
     test_images: int  # in the data set; each host is measured on all of them
     validation_images: int  # in the data set; each host is measured on V of them
-    seeds: dict[str, int]  # what happened to them in all envs and rounds, by SEED_EVENTS
+    seeds: dict[str, int]  # counts by SEED_EVENTS, over all envs and rounds
     reward: float  # mean over envs of the last round's episode reward
     speed: Speed
-    wall_seconds: float  # of this process, from start to table, the control included
+    wall_seconds: float  # seconds of this process, from start to table, the control included
     pareto: Pareto
     # Hosts that lost their way and were put back to a snapshot, in all envs and rounds.
     rollbacks: int = 0
     rounds_before: int = 0  # rounds that were done before this process went on with the run
-    env_steps_before: int = 0  # of all envs, in these
-    perplexity: bool = False  # as of batches.SampleSpec
+    env_steps_before: int = 0  # env-steps of all envs in these rounds
+    perplexity: bool = False  # see batches.SampleSpec
     control_cut_off: int = 0  # env-steps that the control did not play, as episodes had ended early
-    policy_init: str = "none"  # what the policy started from, as policy.init
+    policy_init: str = "none"  # policy.init, where the policy started
     # Level, env-steps recorded by this process, and dropped.
     telemetry: dict[str, Json] = field(default_factory=dict)
-    samples: str = "images"  # what the data set has, in the plural
+    samples: str = "images"  # plural of what the data set has
 
     @property
     def control_env_steps(self) -> int:

@@ -39,7 +39,7 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     parts = [(len(entry.source.test_labels), entry.test) for _, entry in world.sets]
     size = max(world.sizes.val_samples, AT_ONCE)
     places = torch.arange(-(-max(parts)[0] // size) * size, device=world.device)
-    # of all envs, or of each
+    # accuracy of all envs, or of each
     order = world.join([torch.where(places < count, places + first, -1) for count, first in parts])
     correct = torch.zeros(len(stage), dtype=STATE_FLOAT, device=world.device)
     loss = torch.zeros_like(correct)

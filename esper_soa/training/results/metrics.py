@@ -1,4 +1,4 @@
-"""What happened during a round, summed on the device and read by the host once, for metrics.jsonl,
+"""Metrics of a round, summed on the device and read by the host once, for metrics.jsonl,
 episodes.jsonl and the final table; `read_progress` is the one small copy per env-step that the
 progress bar reads late.
 """
@@ -33,8 +33,8 @@ from esper_soa.state import STATE_FLOAT, EnvState, Slots, select
 from esper_soa.system.json_lines import Json
 from esper_soa.vocabulary import OP_NAMES
 
-ENDED_BY_LENGTH = "limit"  # what ends an episode that does not end early: its last env-step
-# what the progress bar shows: means over envs, of the episode so far
+ENDED_BY_LENGTH = "limit"  # cause of the end of an episode that does not end early
+# figures of the progress bar: means over envs, of the episode so far
 PROGRESS_FIGURES = ("accuracy", "reward")
 TRAINING_FIGURES = (
     "val_loss",
@@ -46,7 +46,7 @@ MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # field
 SEED_COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
 SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
 BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
-# What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are
+# Parts that `_sums` adds up over envs, and the other parts by the dimension of the envs; `terms` are
 # means over env-steps.
 SUMMED_PARTS = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
 PARTS_PER_ENV = (
@@ -67,7 +67,7 @@ class RoundResult(NamedTuple):
     points: list[list[float]]  # per env: accuracy, stability, parameter ratio
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
-    topology: Topology  # what every host ended with
+    topology: Topology  # final topology of every host
     hosts: HostStates  # every host as it was last measured
     test_accuracies: Sequence[float] = ()  # per env, percent; none where not measured
     test_losses: Sequence[float] = ()  # per env, nats; likewise
@@ -110,7 +110,7 @@ class MetricsAccumulator:
             blueprints=empty_blueprint_stats(device, len(self.names)),
         )
         self.env_steps = 0
-        self.left_out = zeros(1)  # of these, those of envs whose episode was over
+        self.left_out = zeros(1)  # env-steps of envs whose episode was over
         self.train_samples = train_samples
         self.kernels = kernels
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step

@@ -1,4 +1,4 @@
-"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere. No torch.
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere. No torch.
 
 What is said beside, by the package's logger, a Session has in the log and above the bar.
 """

@@ -24,7 +24,7 @@ class FinalHosts:
     alpha: list[list[float]]
     test_accuracies: list[float] = field(default_factory=list)  # percent; none where not measured
     test_losses: list[float] = field(default_factory=list)  # nats; likewise
-    settings: dict[str, list[float | str]] = field(default_factory=dict)  # as of RoundResult
+    settings: dict[str, list[float | str]] = field(default_factory=dict)  # see RoundResult
 
     @classmethod
     def of(cls, result: RoundResult) -> "FinalHosts":
@@ -52,7 +52,7 @@ class RunTotals:
     """Sums over the rounds of a task in a run, and its last rounds."""
 
     rounds_done: int = 0
-    seconds: float = 0.0  # of collecting and updating
+    seconds: float = 0.0  # spent on collecting and updating
     alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
     seeds: dict[str, int] = field(default_factory=dict)  # events by name
     # Pareto front: accuracy, stability, parameter ratio.

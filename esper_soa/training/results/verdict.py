@@ -14,7 +14,7 @@ from typing import NamedTuple
 from esper_soa.config.registry import name_in
 from esper_soa.training.results.statistics import Interval, difference_interval
 
-CONFIDENCE_LEVEL = 0.95  # of the intervals
+CONFIDENCE_LEVEL = 0.95  # confidence of the intervals
 CONTROL_WORDS = {
     "wait": "without growth",
     "random": "random play",
@@ -35,7 +35,7 @@ def exponential(nats: float) -> float:
 
 
 def control_text(name: str) -> str:
-    """What tables call a control; an agent of a user's own goes by its name."""
+    """The name of a control in tables; an agent of a user's own goes by its name."""
     return CONTROL_WORDS.get(name, f"agent {name_in(name)}")
 
 
@@ -51,19 +51,19 @@ class Episode:
     test_accuracies: list[float]  # percent
     parameters: list[float]  # trainable ones, of the host and the seeds that take part in it
     nets: list[float]  # test accuracies less rent, percent points
-    train_flop: list[float]  # of all training of the episode
+    train_flop: list[float]  # FLOP of all training of the episode
     test_losses: list[float] = field(default_factory=list)  # nats, mean over the targets
     # By dotted name, the values of settings that differ by env.
     settings: dict[str, list[float | str]] = field(default_factory=dict)
 
     @property
     def configurations(self) -> list[Configuration]:
-        """What each env has of its own; empty where nothing differs."""
+        """The settings of each env that differ by env; empty where nothing differs."""
         rows = zip(*self.settings.values(), strict=True)
         return [tuple(zip(self.settings, values, strict=True)) for values in rows]
 
     def part(self, wanted: Configuration) -> "Episode":
-        """That of the envs with this configuration, in which no setting differs."""
+        """The episode of the envs with this configuration, in which no setting differs."""
         keep = [configuration == wanted for configuration in self.configurations]
         rows = {name: row for name, row in vars(self).items() if name != "settings"}
         kept = {name: list(compress(row, keep)) for name, row in rows.items()}
@@ -74,12 +74,12 @@ class Episode:
 class HostScore:
     """How the hosts did in the last rounds; means are over hosts and episodes."""
 
-    name: str  # of the policy or control
+    name: str  # name of the policy or control
     episodes: list[Episode]  # oldest first, at least one
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """What tables and summary.json tell of the hosts, by name."""
+        """Figures of the hosts for tables and summary.json, by name."""
         test_loss = self.mean("test_losses")
         both = zip(self.flat("validation_accuracies"), self.flat("test_accuracies"), strict=True)
         finite = (pair for pair in both if math.isfinite(pair[0]))
@@ -92,7 +92,7 @@ class HostScore:
             "validation_accuracy": self.mean("validation_accuracies"),  # percent
             "net": self.mean("nets"),  # test accuracy less rent, percent points
             "size": self.mean("parameters"),
-            "flop": self.mean("train_flop"),  # of training, per host and episode
+            "flop": self.mean("train_flop"),  # FLOP of training, per host and episode
         }
 
     @property
@@ -101,7 +101,7 @@ class HostScore:
         return list(dict.fromkeys(chain(*(part.configurations for part in self.episodes))))
 
     def part(self, wanted: Configuration) -> "HostScore":
-        """That of the hosts with this configuration."""
+        """The score of the hosts with this configuration."""
         episodes = [
             part for part in (episode.part(wanted) for episode in self.episodes) if part.parameters
         ]
@@ -112,7 +112,7 @@ class HostScore:
         return [value for episode in self.episodes for value in vars(episode)[name]]
 
     def mean(self, name: str) -> float:
-        """Of the finite values of a field; NaN where there are none."""
+        """The mean of the finite values of a field; NaN where there are none."""
         finite = [value for value in self.flat(name) if math.isfinite(value)]
         return fmean(finite) if finite else math.nan
 

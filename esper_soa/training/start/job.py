@@ -35,7 +35,7 @@ from esper_soa.training.start.begin import (
 if TYPE_CHECKING:
     from esper_soa.training.loop.callbacks import Callback as TrainCallback
 
-HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
+HYDRA_FOLDER = ".hydra"  # Hydra's records of a job, under the names that its tools expect
 
 
 class RunCallback(Callback):

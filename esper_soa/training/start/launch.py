@@ -44,9 +44,9 @@ from esper_soa.training.start.begin import LaunchedRank, launched_rank, resume_s
 # Errors of a rank that the launcher raises again, by their name in the file that the rank leaves.
 FAULT_KINDS = {kind.__name__: kind for kind in KNOWN_ERRORS}
 STOPPED_BY_SIGNAL = "stopped"
-# of what happened to another rank, or to the launcher
+# faults that follow from another rank's or the launcher's
 CONSEQUENCE_KINDS = (RankLostError.__name__, STOPPED_BY_SIGNAL)
-# that torch's launcher takes
+# signals that torch's launcher takes
 LAUNCHER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -156,7 +156,7 @@ def _first_fault(scratch: Path) -> dict:
 def _failure_of(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
-    """What ended the run, as one error: the fault of a rank, or how the first one ended."""
+    """The error that ended the run: the fault of a rank, or how the first one ended."""
     kind = fault.get("kind", STOPPED_BY_SIGNAL)
     if kind in FAULT_KINDS and kind not in CONSEQUENCE_KINDS:
         return FAULT_KINDS[kind](fault["words"])
@@ -228,7 +228,7 @@ def _end_rank(scratch: Path, rank: int, launcher: int) -> Iterator[None]:
     the launcher is gone; KNOWN_ERRORS end the process by their status.
     """
     path = scratch / f"fault_{rank}.json"
-    path.unlink(missing_ok=True)  # of an earlier start
+    path.unlink(missing_ok=True)  # left by an earlier start
     try:
         yield
     finally:

@@ -51,7 +51,7 @@ class RecordedRun:
     """A run, by the files in its folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path  # of the folder
+        self.path = path  # path of the folder
         self.folder = RunFolder(path)
 
     def __repr__(self) -> str:
@@ -217,7 +217,7 @@ class RecordedRun:
             raise UserError(f"{self.path}: has a folder for each of its tasks: {names}. Take one")
 
     def _text(self, path: Path, otherwise: str = "") -> str:
-        """What the file holds; without it nothing, or UserError with the reason `otherwise`."""
+        """The records of the file; without it nothing, or UserError with the reason `otherwise`."""
         if path.exists():
             return path.read_text(encoding="utf-8")
         self._check_one_task()
