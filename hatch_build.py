@@ -63,8 +63,8 @@ class KernelHook(BuildHookInterface):
         )
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
-        target = prebuilt.LIBRARIES.relative_to(ROOT)
-        for file in (*libraries, self.folder / prebuilt.MANIFEST):
+        target = prebuilt.LIBRARY_FOLDER.relative_to(ROOT)
+        for file in (*libraries, self.folder / prebuilt.MANIFEST_NAME):
             build_data["force_include"][str(file)] = str(target / file.name)  # type: ignore[index]
 
     def finalize(self, version: str, build_data: dict[str, object], artifact_path: str) -> None:
@@ -87,11 +87,13 @@ def build_kernels(folder: Path, platform: str) -> tuple[list[str], list[Path]]:
             )
         ], []
     targets = {
-        level.name: level.target for level in prebuilt.LEVELS if level.machine == found.machine
+        level.name: level.target
+        for level in prebuilt.PROCESSOR_LEVELS
+        if level.machine == found.machine
     }
     processor = this_processor()
     if processor.kind and processor.machine == found.machine:
-        targets[prebuilt.BUILDER] = ""
+        targets[prebuilt.BUILDER_LEVEL] = ""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = list(pool.map(lambda name: compiled(found, folder / name, targets[name]), targets))
     made = [folder / f"{name}.so" for name, error in zip(targets, errors, strict=True) if not error]

@@ -22,7 +22,7 @@ import hatch_build
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE = platform.machine()
-LEVELS = [level for level in prebuilt.LEVELS if level.machine == MACHINE]
+LEVELS = [level for level in prebuilt.PROCESSOR_LEVELS if level.machine == MACHINE]
 FITTING = [level.name for level in LEVELS if level.needs <= this_processor().features]
 HERE = f"linux-{MACHINE}"
 NO_COMPILER = "/nonexistent/cc"
@@ -50,7 +50,7 @@ echo "$told GLIBC_2.2.5 GLIBC_2.27 libm.so.6 libc.so.6" > "$2"
     return str(path)
 
 
-ALL = [f"{name}.so" for name in (*(level.name for level in LEVELS), prebuilt.BUILDER)]
+ALL = [f"{name}.so" for name in (*(level.name for level in LEVELS), prebuilt.BUILDER_LEVEL)]
 
 
 def built_by(cc: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list, list]:
@@ -66,14 +66,14 @@ def test_every_level_and_this_machine_are_built_and_listed_with_digest_flags_and
 ) -> None:
     folder = tmp_path / "built"
     assert built_by(stand_in(tmp_path), folder, monkeypatch) == ([], ALL)
-    manifest = json.loads((folder / prebuilt.MANIFEST).read_text())
+    manifest = json.loads((folder / prebuilt.MANIFEST_NAME).read_text())
     assert manifest["compiler"] == "gcc 12.2.0"
     assert manifest["sources"] == compiler.sources_digest()
     assert manifest["builder"] == this_processor().kind
     for name, listed, level in zip(ALL, manifest["libraries"], [*LEVELS, None], strict=True):
         library = folder / name
         assert name == f"{listed['level']}.so"
-        target = level.target if level else compiler.NATIVE[MACHINE]
+        target = level.target if level else compiler.NATIVE_TARGETS[MACHINE]
         assert listed["flags"][-1] == target
         assert library.read_text().startswith(f"{' '.join(listed['flags'])} -shared")
         assert listed["sha256"] == hatch_build.digest_of(library)
@@ -88,7 +88,7 @@ def test_a_level_unknown_to_the_compiler_is_left(
     line = f"{LEVELS[0].name}: {tmp_path}/cc failed: error: {LEVELS[0].target}"
     compiler_without = stand_in(tmp_path, refused=LEVELS[0].target)
     assert built_by(compiler_without, folder, monkeypatch) == ([line], ALL[1:])
-    listed = json.loads((folder / prebuilt.MANIFEST).read_text())["libraries"]
+    listed = json.loads((folder / prebuilt.MANIFEST_NAME).read_text())["libraries"]
     assert [f"{one['level']}.so" for one in listed] == ALL[1:]
 
 
@@ -138,7 +138,7 @@ def test_a_hook_makes_a_wheel_for_here(tmp_path: Path, monkeypatch: pytest.Monke
     place = "esper_soa/nets/engines/cpu/libraries"
     included = data["force_include"]
     assert isinstance(included, dict)
-    assert [*included.values()] == [f"{place}/{name}" for name in (*ALL, prebuilt.MANIFEST)]
+    assert [*included.values()] == [f"{place}/{name}" for name in (*ALL, prebuilt.MANIFEST_NAME)]
     assert all(Path(file).is_file() for file in included)
     built.finalize("standard", data, "")
     assert not any(Path(file).parent.exists() for file in included)
@@ -217,16 +217,16 @@ def test_a_machine_without_a_compiler_is_fast_and_refuses_what_was_changed(tmp_p
     )
     environment = tmp_path / "fresh"
     libraries = installed(environment, wheel)
-    shipped = json.loads((libraries / prebuilt.MANIFEST).read_text())
+    shipped = json.loads((libraries / prebuilt.MANIFEST_NAME).read_text())
     digests = {library["level"]: library["sha256"] for library in shipped["libraries"]}
-    assert [*digests] == [*(level.name for level in LEVELS), prebuilt.BUILDER]
+    assert [*digests] == [*(level.name for level in LEVELS), prebuilt.BUILDER_LEVEL]
     words, entry = played(environment, "own")
     assert words == "native, prebuilt for this CPU"
-    sha256 = digests[prebuilt.BUILDER]
+    sha256 = digests[prebuilt.BUILDER_LEVEL]
     assert entry == {"kind": words, "sha256": sha256, "engine": "native", "tried": ""}
     for level in FITTING:  # each is proven before it is taken, as if nothing else had been built
         left = [library for library in shipped["libraries"] if library["level"] == level]
-        (libraries / prebuilt.MANIFEST).write_text(json.dumps(shipped | {"libraries": left}))
+        (libraries / prebuilt.MANIFEST_NAME).write_text(json.dumps(shipped | {"libraries": left}))
         assert without_compiler(environment, "-c", CHOOSE) == f"native, prebuilt ({level})\n"
     # the report keeps what draws its figures there
     assert not list((environment / "cache").rglob("*.so"))

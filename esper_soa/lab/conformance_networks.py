@@ -97,11 +97,13 @@ def training_findings(make: Callable[[], Networks], faults: Sequence[str]) -> li
     with collect_faults(found):
         found += _network_findings(make())
     follows = (own_parts.BATCHED_CALL, RAISES)
-    known = own_parts.DRAWS in "".join(faults)
+    known = own_parts.DRAWS_WORDS in "".join(faults)
     return [
         one
         for one in found
-        if not faults or not one.startswith(follows) or (own_parts.RANDOM in one and not known)
+        if not faults
+        or not one.startswith(follows)
+        or (own_parts.RANDOM_WORDS in one and not known)
     ]
 
 

@@ -24,10 +24,10 @@ from esper_soa.system.errors import error_text
 # and no others.
 LOGGER = logging.getLogger("esper_soa")
 WARM_UPS = 2  # steps before a capture: what is made at first use must be there by then
-CAPACITY = 32  # graphs kept; each holds its own copy of the weights of its networks
-CURRENT = torch.device("cuda")  # whichever is current
-THREAD = "thread_local"  # what other threads ask of the driver breaks no capture
-EMPTY = "CUDA Graph is empty"  # in the words of torch's warning
+MOST_GRAPHS = 32  # graphs kept; each holds its own copy of the weights of its networks
+CURRENT_GPU = torch.device("cuda")  # whichever is current
+CAPTURE_MODE = "thread_local"  # what other threads ask of the driver breaks no capture
+EMPTY_WARNING = "CUDA Graph is empty"  # in the words of torch's warning
 
 
 class EmptyGraphError(RuntimeError):
@@ -115,13 +115,13 @@ class GraphRecorder:
             warnings.simplefilter("always")
             torch.cuda.synchronize()
             with torch.cuda.stream(self.stream):
-                graph.capture_begin(self.pool, THREAD)
+                graph.capture_begin(self.pool, CAPTURE_MODE)
                 try:
                     work()
                 finally:
                     graph.capture_end()
         for one in caught:
-            if EMPTY in str(one.message):
+            if EMPTY_WARNING in str(one.message):
                 raise EmptyGraphError(f"a graph captured on {self.device} is empty")
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
         return graph
@@ -137,9 +137,9 @@ class StepCache(Generic[Step]):
     memory may be short, or the work one that no graph takes. Else what a capture raises is raised.
     """
 
-    def __init__(self, capture: bool, device: torch.device = CURRENT, part: str = "") -> None:
+    def __init__(self, capture: bool, device: torch.device = CURRENT_GPU, part: str = "") -> None:
         self.capture = capture
-        self.capacity = CAPACITY
+        self.capacity = MOST_GRAPHS
         self.part = part
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
         self._cached: OrderedDict[Hashable, _CachedStep[Step]] = OrderedDict()

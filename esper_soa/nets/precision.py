@@ -11,13 +11,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 INITIAL_SCALE = 65536.0
-GROWTH = 2.0
-BACKOFF = 0.5
+SCALE_GROWTH = 2.0
+SCALE_BACKOFF = 0.5
 GROWTH_INTERVAL = 2000  # updates in a row without overflow after which a scale grows
 SMALLEST_SCALE = 2.0**-14
 LARGEST_SCALE = 2.0**24
-SCALE = "loss_scale"  # of the weights: float32 [N]
-GOOD = "good_updates"  # of the weights: int64 [N], in a row
+SCALE_KEY = "loss_scale"  # of the weights: float32 [N]
+GOOD_KEY = "good_updates"  # of the weights: int64 [N], in a row
 
 
 class Precision(NamedTuple):
@@ -65,15 +65,15 @@ def as_input(inputs: Tensor, dtype: torch.dtype) -> Tensor:
 def add_loss_scales_(weights: TensorDict) -> None:
     """Give every env of `weights` a loss scale; `reset_loss_scales_` sets it."""
     like = weights["host", "params"]
-    weights[SCALE] = torch.zeros(like.shape[0], dtype=torch.float32, device=like.device)
-    weights[GOOD] = torch.zeros(like.shape[0], dtype=torch.int64, device=like.device)
+    weights[SCALE_KEY] = torch.zeros(like.shape[0], dtype=torch.float32, device=like.device)
+    weights[GOOD_KEY] = torch.zeros(like.shape[0], dtype=torch.int64, device=like.device)
 
 
 def reset_loss_scales_(weights: TensorDict) -> None:
     """Fresh hosts start at INITIAL_SCALE; without loss scales nothing happens."""
-    if SCALE in weights:
-        weights[SCALE].fill_(INITIAL_SCALE)
-        weights[GOOD].zero_()
+    if SCALE_KEY in weights:
+        weights[SCALE_KEY].fill_(INITIAL_SCALE)
+        weights[GOOD_KEY].zero_()
 
 
 class LossScales:
@@ -85,8 +85,8 @@ class LossScales:
     def __init__(self, weights: TensorDict, envs: Tensor) -> None:
         """envs: int64 [n], their numbers."""
         self._weights = weights
-        self.scale = weights[SCALE].index_select(0, envs)
-        self.good = weights[GOOD].index_select(0, envs)
+        self.scale = weights[SCALE_KEY].index_select(0, envs)
+        self.good = weights[GOOD_KEY].index_select(0, envs)
 
     def unscaled(self, grad: Tensor, nets: Tensor | None) -> Tensor:
         """Gradients [m, P] of losses of `nets` (positions in the chunk; None = all), unscaled."""
@@ -96,13 +96,13 @@ class LossScales:
         """Move the scales; finite: bool [n], whether each env's gradient was."""
         self.good.copy_(torch.where(finite, self.good + 1, 0))
         grown = self.good >= GROWTH_INTERVAL
-        factor = torch.where(finite, torch.where(grown, GROWTH, 1.0), BACKOFF)
+        factor = torch.where(finite, torch.where(grown, SCALE_GROWTH, 1.0), SCALE_BACKOFF)
         self.scale.mul_(factor).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
         self.good.masked_fill_(grown, 0)
 
     def write_back_(self, envs: Tensor) -> None:
-        self._weights[SCALE].index_copy_(0, envs, self.scale)
-        self._weights[GOOD].index_copy_(0, envs, self.good)
+        self._weights[SCALE_KEY].index_copy_(0, envs, self.scale)
+        self._weights[GOOD_KEY].index_copy_(0, envs, self.good)
 
 
 def of_nets(values: Tensor, nets: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from esper_soa.config.nets import SubsetRows
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.engine import Sizes
-from esper_soa.nets.model.host import INDEXED, HostShape, activation_elements
+from esper_soa.nets.model.host import MOST_INDEXED, HostShape, activation_elements
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.system.cores import usable_cores
@@ -110,9 +110,9 @@ def choose_env_chunk(
     equal shares. The number of workers plays no part: another one changes no rounding.
     """
     if device.type != "cpu":
-        most = INDEXED // elements
-        words = f"A tensor of {device.type} has at most {INDEXED} elements."
-        largest = f"at most {batch * INDEXED // elements} with these hosts"
+        most = MOST_INDEXED // elements
+        words = f"A tensor of {device.type} has at most {MOST_INDEXED} elements."
+        largest = f"at most {batch * MOST_INDEXED // elements} with these hosts"
         check(most > 0, "batch_size", batch, allowed=largest, remedy=words)
         fits = min(setting, envs) <= most
         check(fits, "compute.env_chunk", setting, allowed=f"at most {most} here", remedy=words)
@@ -202,7 +202,7 @@ def choose_eval_batch(device: torch.device, elements: int = 1) -> int:
     elements: of the largest tensor per image, of all envs that are validated together.
     """
     if device.type != "cpu":
-        return max(1, min(GPU_EVAL_BATCH, INDEXED // elements))
+        return max(1, min(GPU_EVAL_BATCH, MOST_INDEXED // elements))
     return CPU_EVAL_BATCH
 
 

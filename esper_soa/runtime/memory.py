@@ -23,7 +23,7 @@ from esper_soa.env.step import EnvRules
 from esper_soa.nets.data.datasets import SampleCount, sample_spec
 from esper_soa.nets.data.orders import MAX_STORED
 from esper_soa.nets.model.host import HostShape
-from esper_soa.nets.model.parts import DRAWN
+from esper_soa.nets.model.parts import DRAWN_AT_ONCE
 from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.sgd import state_width
@@ -82,7 +82,7 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     drawn_images = any(one.name == "synthetic" for one in data.sets)
     image_bytes = DRAW_BYTES * spec.elements * most * drawn_images
     settings_to_lower = ("data.synthetic_train", "data.synthetic_test")
-    drawn = DRAW_BYTES * min(cfg.envs * shape.parameters.total, DRAWN)
+    drawn = DRAW_BYTES * min(cfg.envs * shape.parameters.total, DRAWN_AT_ONCE)
     hosts = drawn + FLOAT * cfg.envs * shape.parameters.total
     # numbers in the order of a pass, with several data sets over the part of each env
     orders = 0 if data.split else cfg.envs // len(env_words(data.name)) * samples.train

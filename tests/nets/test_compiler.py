@@ -53,7 +53,7 @@ def test_flags_are_those_of_the_compiler_and_of_what_it_compiles_for(
     assert folder == str(tmp_path)
     assert told[: len(COMMON) + len(own)] == [*COMMON, *own]
     assert told[-3:] == ["-o", str(tmp_path / "nets.so"), "-lm"]
-    sources = sorted(str(source) for source in compiler.FOLDER.glob("*.c"))
+    sources = sorted(str(source) for source in compiler.SOURCE_FOLDER.glob("*.c"))
     assert [source for source in told if source.endswith(".c")] == sources
 
 

@@ -24,7 +24,7 @@ from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.cpu import engine, program
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.gradients import TINY
+from esper_soa.nets.gradients import SMALLEST_NORM
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_table
 from esper_soa.nets.model.conv import ConvSegment
 from esper_soa.nets.model.head import MeanLinear
@@ -317,7 +317,7 @@ def test_no_ratio_is_of_a_host_without_a_gradient() -> None:
         Blueprint.CONV_LIGHT, Stage.TRAINING, Blend.ADD, num_slots=6, slots=(5,)
     )
     gradients = played(world, active_seeds).trained.gradients
-    assert (gradients.l2[:, 5] > 100 * TINY).all()
+    assert (gradients.l2[:, 5] > 100 * SMALLEST_NORM).all()
     assert not gradients.ratio.any()
 
 

@@ -184,5 +184,5 @@ def test_rows_drawn_in_pieces_are_those_drawn_at_once(monkeypatch: pytest.Monkey
     keys = env_keys(streams.HOST_INIT, 3)
     whole = table.initial(keys, torch.float32)
     for drawn in (12, 2):  # four columns, which end within parameters, and one
-        monkeypatch.setattr(parts, "DRAWN", drawn)
+        monkeypatch.setattr(parts, "DRAWN_AT_ONCE", drawn)
         assert torch.equal(table.initial(keys, torch.float32), whole)

@@ -373,16 +373,16 @@ def test_a_build_that_is_killed_leaves_nothing_that_is_trusted(tmp_path: Path) -
 
 def test_every_record_lies_in_memory_as_ctypes_thinks() -> None:
     path = library.kernels().functions._name
-    proof.compare_records(proof.RECORDS)
-    for name, record in proof.RECORDS.items():
+    proof.compare_records(proof.NATIVE_RECORDS)
+    for name, record in proof.NATIVE_RECORDS.items():
         fields = list(record._fields_)
         swapped = [*fields[:-2], fields[-1], fields[-2]]
         for changed in (fields[:-1], [*fields, ("more", ctypes.c_int64)], swapped):
             other = type(name, (ctypes.Structure,), {"_fields_": changed})
             told = rf"^{path} has another record {name}(\..*)?: \(\d+, \d+\) bytes expected$"
             with pytest.raises(cache.NativeError, match=told):
-                proof.compare_records(proof.RECORDS | {name: other})
-        others = {kept: one for kept, one in proof.RECORDS.items() if kept != name}
+                proof.compare_records(proof.NATIVE_RECORDS | {name: other})
+        others = {kept: one for kept, one in proof.NATIVE_RECORDS.items() if kept != name}
         with pytest.raises(cache.NativeError, match=f"^{path} has the unknown record {name}"):
             proof.compare_records(others)
 
@@ -394,13 +394,13 @@ def test_the_library_exports_its_entry_points_alone() -> None:
         ["nm", "-D", "--defined-only", library.build()], capture_output=True, text=True, check=True
     )
     exported = {line.split()[-1] for line in listed.stdout.splitlines()}
-    assert exported == {*library.KERNELS, "record_fields"}
+    assert exported == {*library.KERNEL_NAMES, "record_fields"}
 
 
 def test_every_record_that_python_fills_is_compared() -> None:
     records = ctypes.Structure.__subclasses__()
     ours = {one for one in records if one.__module__.startswith("esper_soa.")}
-    assert ours == {*proof.RECORDS.values(), proof._Field}
+    assert ours == {*proof.NATIVE_RECORDS.values(), proof._Field}
 
 
 def test_memory_that_a_kernel_lacks_is_told() -> None:
@@ -469,7 +469,7 @@ def test_a_library_that_computes_something_else_is_not_taken(engine: type[Faster
 def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", NO_COMPILER)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = partial(library.find_kernels, library.LIBRARIES, this_processor())
+    found = partial(library.find_kernels, library.LIBRARY_FOLDER, this_processor())
     monkeypatch.setattr(proof, "kernels", found)
     chosen = choose_native(CPU, Idle())
     assert (chosen.native, chosen.fallback) == (False, True)
@@ -486,7 +486,10 @@ def test_what_a_library_is_made_of_and_for_decides_which_it_is(
         library.library_key(one) for one in (here._replace(machine="x"), here._replace(kind="x"))
     }
     changes: list[tuple[object, str, object]] = [
-        *((library, name, ("x",)) for name in ("FLAGS", "LINK", "FAMILY_FLAGS", "NATIVE")),
+        *(
+            (library, name, ("x",))
+            for name in ("COMMON_FLAGS", "LINK_FLAGS", "FAMILY_FLAGS", "NATIVE_TARGETS")
+        ),
         (library, "sources_digest", lambda: "x"),
         (platform, "system", lambda: "x"),
         (os, "confstr", lambda name: "x"),
@@ -505,7 +508,7 @@ def test_what_a_library_is_made_of_and_for_decides_which_it_is(
 
 
 def test_a_digest_of_the_sources_is_of_their_names_and_contents() -> None:
-    paths = sorted(path for path in compiler.FOLDER.iterdir() if path.suffix in (".c", ".h"))
+    paths = sorted(path for path in compiler.SOURCE_FOLDER.iterdir() if path.suffix in (".c", ".h"))
     parts = [one.name.encode() + b"\0" + hashlib.sha256(one.read_bytes()).digest() for one in paths]
     assert compiler.sources_digest() == hashlib.sha256(b"".join(parts)).hexdigest()
 
@@ -529,8 +532,8 @@ BREAKS = {
 def breaking(folder: Path, source: str, text: str, other: str) -> str:
     """The C compiler without optimisation, on sources of which one is changed."""
     copies = folder / "sources"
-    shutil.copytree(compiler.FOLDER, copies)
-    given = *compiler.kernel_flags(compiler.identify_compiler(["cc"], folder)), *compiler.LINK
+    shutil.copytree(compiler.SOURCE_FOLDER, copies)
+    given = *compiler.kernel_flags(compiler.identify_compiler(["cc"], folder)), *compiler.LINK_FLAGS
     flags = " ".join(flag for flag in given if flag != "-O3")
     change = (
         f'cp {source} before; sed -i "s/{text}/{other}/" {source}; if cmp -s before '

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from esper_soa.nets.engines.cpu import cache, library, prebuilt
-from esper_soa.nets.engines.cpu.prebuilt import BUILDER, choose_prebuilt, write_manifest
+from esper_soa.nets.engines.cpu.prebuilt import BUILDER_LEVEL, choose_prebuilt, write_manifest
 from esper_soa.system.cores import Processor, this_processor
 
 V2 = {"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3", "sse2"}
@@ -89,9 +89,9 @@ def test_a_level_is_for_processors_with_all_that_it_needs(
 @pytest.mark.parametrize(
     ("names", "builder", "given", "name"),
     [
-        ((*NAMES, BUILDER), "here", processor(V3), BUILDER),
-        ((*NAMES, BUILDER), "here", processor(V3, kind="there"), "x86-64-v3"),
-        ((*NAMES, BUILDER), "", processor(V3, kind=""), "x86-64-v3"),
+        ((*NAMES, BUILDER_LEVEL), "here", processor(V3), BUILDER_LEVEL),
+        ((*NAMES, BUILDER_LEVEL), "here", processor(V3, kind="there"), "x86-64-v3"),
+        ((*NAMES, BUILDER_LEVEL), "", processor(V3, kind=""), "x86-64-v3"),
         (("x86-64-v2", "armv8-a"), "here", processor(V4), "x86-64-v2"),
     ],
     ids=["of this kind", "of another", "of none", "not built"],
@@ -100,13 +100,13 @@ def test_a_processor_of_the_building_kind_has_its_own_and_what_is_missing_is_pas
     tmp_path: Path, names: tuple[str, ...], builder: str, given: Processor, name: str
 ) -> None:
     folder = packed(tmp_path / "libraries", names, builder=builder)
-    words = "prebuilt for this CPU" if name == BUILDER else f"prebuilt ({name})"
+    words = "prebuilt for this CPU" if name == BUILDER_LEVEL else f"prebuilt ({name})"
     assert choose_prebuilt(folder, given) == (folder / f"{name}.so", words)
     assert choose_prebuilt(tmp_path / "none", given) is None
 
 
 def other_sources(folder: Path) -> None:
-    path = folder / prebuilt.MANIFEST
+    path = folder / prebuilt.MANIFEST_NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | {"sources": "0" * 64}))
 
 
@@ -126,7 +126,7 @@ def exchange(folder: Path) -> None:
 
 NOT_AS_SAID = r"{}/x86-64-v3\.so is not what manifest\.json says \(install the package again\)"
 DAMAGED = r"{}/manifest\.json is damaged \(install the package again\)"
-OTHERS = rf"the libraries of {{}} were made of other C files than those of {prebuilt.FOLDER}"
+OTHERS = rf"the libraries of {{}} were made of other C files than those of {prebuilt.SOURCE_FOLDER}"
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ OTHERS = rf"the libraries of {{}} were made of other C files than those of {preb
         ("x86-64-v3.so", lambda path: os.truncate(path, 0), NOT_AS_SAID),
         ("", exchange, NOT_AS_SAID),
         ("x86-64-v3.so", Path.unlink, "{}/x86-64-v3.so cannot be read: No such file or directory"),
-        (prebuilt.MANIFEST, Path.unlink, DAMAGED),
-        (prebuilt.MANIFEST, cut, DAMAGED),
-        (prebuilt.MANIFEST, lambda path: path.write_text("[1]"), DAMAGED),
-        (prebuilt.MANIFEST, lambda path: path.write_text("{}"), DAMAGED),
+        (prebuilt.MANIFEST_NAME, Path.unlink, DAMAGED),
+        (prebuilt.MANIFEST_NAME, cut, DAMAGED),
+        (prebuilt.MANIFEST_NAME, lambda path: path.write_text("[1]"), DAMAGED),
+        (prebuilt.MANIFEST_NAME, lambda path: path.write_text("{}"), DAMAGED),
         ("", other_sources, OTHERS),
     ],
 )
@@ -156,7 +156,7 @@ def test_what_is_not_as_it_was_packed_is_refused_with_a_reason(
 # --- in the order of library.py
 
 native = pytest.mark.usefixtures("native")
-NAME = prebuilt.BUILDER
+NAME = prebuilt.BUILDER_LEVEL
 
 
 @pytest.fixture

@@ -14,7 +14,13 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import precision
-from esper_soa.nets.precision import GOOD, SCALE, LossScales, add_loss_scales_, choose_precision
+from esper_soa.nets.precision import (
+    GOOD_KEY,
+    SCALE_KEY,
+    LossScales,
+    add_loss_scales_,
+    choose_precision,
+)
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.resume import may_change
@@ -38,7 +44,7 @@ def test_a_first_env_step_in_16_bits_is_close_to_one_in_float32(dtype: torch.dty
     short = envs_in(dtype)
     if dtype == torch.float16:
         # at the first scale one of these small hosts skips an update
-        short.weights[SCALE].fill_(256.0)
+        short.weights[SCALE_KEY].fill_(256.0)
     expected = plain.measure()
     measured = short.measure()
     assert not torch.equal(measured.train_loss, expected.train_loss)
@@ -56,15 +62,15 @@ def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_an
         envs.play(6)
     sick = 2
     well = [0, 1, 3, 4]
-    hit.weights[SCALE][sick] = 2.0**24  # times a gradient of an activation: beyond 65504
+    hit.weights[SCALE_KEY][sick] = 2.0**24  # times a gradient of an activation: beyond 65504
     before = hit.weights.clone()
     wanted = calm.measure().gradients
     found = hit.measure().gradients
     assert wanted.measured[sick].any()
     assert not found.measured[sick].any()
     assert (found[well] == wanted[well]).all()
-    assert hit.weights[SCALE][sick] == 2.0**22  # two batches, both skipped
-    assert hit.weights[GOOD][sick] == 0
+    assert hit.weights[SCALE_KEY][sick] == 2.0**22  # two batches, both skipped
+    assert hit.weights[GOOD_KEY][sick] == 0
     for name in ("params", "momentum", "statistics"):
         assert torch.equal(hit.weights["host", name][sick], before["host", name][sick]), name
         assert torch.equal(hit.weights["host", name][well], calm.weights["host", name][well]), name
@@ -72,29 +78,29 @@ def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_an
     for slot in hit.weights["seeds"].sorted_keys:
         pools = (envs.weights["seeds", slot, "momentum"] for envs in (hit, calm))
         assert torch.equal(*(rows[well] for rows in pools))
-    assert torch.equal(hit.weights[SCALE][well], calm.weights[SCALE][well])
+    assert torch.equal(hit.weights[SCALE_KEY][well], calm.weights[SCALE_KEY][well])
     hit.play(16)
-    assert hit.weights[GOOD][sick] > 0  # it has come down and trains again
+    assert hit.weights[GOOD_KEY][sick] > 0  # it has come down and trains again
 
 
 def test_a_scale_halves_on_overflow_and_doubles_later() -> None:
     weights = envs_in(torch.float16).weights
-    weights[GOOD][1:3] = 1997  # updates in a row; after 2000 a scale grows
+    weights[GOOD_KEY][1:3] = 1997  # updates in a row; after 2000 a scale grows
     scales = LossScales(weights, torch.tensor([1, 2]))
     # Env 1 overflows in the second update, env 2 never does: 65536 / 2 with one good update, and
     # 65536 * 2 with none.
     for finite in ([True, True], [False, True], [True, True]):
         scales.update_(torch.tensor(finite))
     scales.write_back_(torch.tensor([1, 2]))
-    assert weights[SCALE].tolist() == [65536, 32768, 131072, 65536, 65536]
-    assert weights[GOOD].tolist() == [0, 1, 0, 0, 0]
+    assert weights[SCALE_KEY].tolist() == [65536, 32768, 131072, 65536, 65536]
+    assert weights[GOOD_KEY].tolist() == [0, 1, 0, 0, 0]
 
 
 def test_scales_stay_within_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "GROWTH_INTERVAL", 1)
     weights = envs_in(torch.float16).weights
     bounds = [2.0**24, 2.0**-14]
-    weights[SCALE][:2] = torch.tensor(bounds)
+    weights[SCALE_KEY][:2] = torch.tensor(bounds)
     scales = LossScales(weights, torch.tensor([0, 1]))
     scales.update_(torch.tensor([True, False]))  # one would grow, one would shrink
     assert scales.scale.tolist() == bounds
@@ -104,11 +110,11 @@ def test_fresh_hosts_start_at_the_first_scale() -> None:
     cfg = tiny_settings(2, 1, 2)
     cfg.compute = ComputeConfig(workers=1, precision="float16")
     world = build_world(cfg, CPU)
-    world.weights[SCALE][1] = 4.0
-    world.weights[GOOD][1] = 7
+    world.weights[SCALE_KEY][1] = 4.0
+    world.weights[GOOD_KEY][1] = 7
     world.start_round(1)
-    assert world.weights[SCALE].tolist() == [65536, 65536]
-    assert world.weights[GOOD].tolist() == [0, 0]
+    assert world.weights[SCALE_KEY].tolist() == [65536, 65536]
+    assert world.weights[GOOD_KEY].tolist() == [0, 0]
 
 
 def test_a_gpu_gets_the_16_bits_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +134,7 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
     cfg.compute = ComputeConfig(workers=1, precision="bfloat16")
     world = build_world(cfg, CPU)
     assert world.rules.nets.precision == torch.bfloat16
-    assert SCALE not in world.weights
+    assert SCALE_KEY not in world.weights
     slots = world.rules.nets.shape.slots
     network = NetworkConfig(hidden=32, features=32)
     policy = RecurrentPolicy(PolicyConfig(network=network), slots, seed=0)

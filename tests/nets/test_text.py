@@ -39,7 +39,7 @@ def test_the_parts_are_stretches_of_the_text_and_nothing_is_in_two(numbered: tex
     assert numbered.bounds == {"train": (0, 363), "validation": (363, 383), "test": (383, 403)}
     sizes = "363 training, 20 validation and 20 test tokens."
     assert str(numbered) == f"numbered: {numbered.source}" == f"numbered: a text: {sizes}"
-    for part in text.PARTS:
+    for part in text.TEXT_PARTS:
         start, end = numbered.bounds[part]
         labels = numbered.labels(part)
         samples, targets = numbered.samples(part, torch.arange(len(labels)))
@@ -162,8 +162,8 @@ def test_text_that_cannot_be_used_is_refused_in_a_sentence(
 ) -> None:
     file = tmp_path / "own.txt"
     file.write_bytes(content)
-    for piece in (text.PIECE, 7):  # also where a letter lies across two reads
-        monkeypatch.setattr(text, "PIECE", piece)
+    for piece in (text.PIECE_BYTES, 7):  # also where a letter lies across two reads
+        monkeypatch.setattr(text, "PIECE_BYTES", piece)
         with pytest.raises(DataError, match=f"^{file}{told}$"):
             own(file)
 
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_listed_is_refused(
 def test_letters_across_two_reads_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "PIECE", 3)
+    monkeypatch.setattr(text, "PIECE_BYTES", 3)
     file = tmp_path / "own.txt"
     file.write_text("öäü€" * 40)
     assert len(own(file).tokens) == 40 * 9
@@ -253,7 +253,7 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
     cfg = DataConfig(
         name="text", root=str(tmp_path / "own.txt"), context=LENGTH, tokenizer=str(file)
     )
-    monkeypatch.setattr(tokens, "PIECE", 100)
+    monkeypatch.setattr(tokens, "PIECE_BYTES", 100)
     first, _ = tokens.encode(text.read_bytes([tmp_path / "own.txt"]), str(file))
     assert isinstance(first, np.memmap)  # though it has just been made
     found = text.load_text(cfg)

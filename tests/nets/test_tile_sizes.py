@@ -9,7 +9,12 @@ import torch
 
 from esper_soa.config.nets import TaskConfig, host_slots
 from esper_soa.nets.engines.gpu.support import obstacle, unavailable_reason
-from esper_soa.nets.engines.gpu.tile_sizes import LEAST_SHARED, RESERVED, block_tile, slot_tile
+from esper_soa.nets.engines.gpu.tile_sizes import (
+    LEAST_SHARED,
+    RESERVED_BYTES,
+    block_tile,
+    slot_tile,
+)
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.conv import ConvSegment
 from esper_soa.nets.model.host import host_shape
@@ -27,7 +32,7 @@ def test_every_block_fits_every_gpu_with_as_many_stages_as_there_is_room(
             chosen = block_tile(inputs, outputs, 9, dtype, limit)
             most = block_tile(inputs, outputs, 9, dtype, 1 << 20)
             assert chosen.shared <= limit
-            two_fit = 2 * (most.shared + RESERVED) <= limit + RESERVED
+            two_fit = 2 * (most.shared + RESERVED_BYTES) <= limit + RESERVED_BYTES
             assert chosen.stages == (3 if two_fit else 1)
 
 

@@ -17,7 +17,7 @@ from esper_soa.nets import trial as trials
 from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, probe_engines, select_engine
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.precision import GOOD, INITIAL_SCALE, SCALE
+from esper_soa.nets.precision import GOOD_KEY, INITIAL_SCALE, SCALE_KEY
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.sgd import rules_of
 from esper_soa.nets.trial import (
@@ -225,8 +225,8 @@ def test_every_pass_does_the_same_work_and_the_quicker_of_the_last_two_counts(
         for name in ("params", "statistics"):
             assert torch.equal(weights["host", name], fresh["host", name])
         if own.precision == half:
-            assert weights[SCALE].tolist() == [INITIAL_SCALE] * 3
-            assert weights[GOOD].tolist() == [0] * 3
+            assert weights[SCALE_KEY].tolist() == [INITIAL_SCALE] * 3
+            assert weights[GOOD_KEY].tolist() == [0] * 3
     assert task.host_lr == "[0.25,0.5]"
 
 

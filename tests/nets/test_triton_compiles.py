@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.nets.engines.gpu.tile_sizes import RESERVED
+from esper_soa.nets.engines.gpu.tile_sizes import RESERVED_BYTES
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "esper_soa" / "nets" / "engines" / "gpu" / "kernels"
@@ -64,5 +64,5 @@ def test_two_programs_of_every_kernel_fit_on_a_multiprocessor_and_no_register_sp
     for row in rows:
         registers = -(-row["registers"] // 8) * 8
         assert 2 * registers * 32 * row["warps"] <= REGISTERS, row
-        assert 2 * (row["shared"] + RESERVED) <= shared + RESERVED, row
+        assert 2 * (row["shared"] + RESERVED_BYTES) <= shared + RESERVED_BYTES, row
         assert row["spilled_bytes"] == 0, row

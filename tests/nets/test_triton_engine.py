@@ -32,7 +32,7 @@ from esper_soa.nets.choose import ENGINES, choose_engine
 from esper_soa.nets.data.images import cut_batch, training_crops
 from esper_soa.nets.engine import Engine, EngineChoice, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
-from esper_soa.nets.gradients import TINY
+from esper_soa.nets.gradients import SMALLEST_NORM
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds.seed_plan import seed_plan
 from esper_soa.nets.seeds.subsets import max_rows, subset_codes
@@ -230,7 +230,7 @@ def test_no_ratio_is_of_a_host_without_a_gradient() -> None:
     silence_hosts_(world)
     seeds = seeds_where([[1]], Stage.TRAINING, Blueprint.CONV_SMALL, Blend.ADD)
     found = after_batches(world, GpuEngine(), seeds, 1)
-    assert (found["l2"] > 100 * TINY).all()
+    assert (found["l2"] > 100 * SMALLEST_NORM).all()
     assert not found["ratio"].any()
 
 

@@ -220,7 +220,7 @@ def test_the_device_of_a_run_is_the_current_one(monkeypatch: pytest.MonkeyPatch)
 def test_the_layout_bounds_the_largest_tensor_of_training_and_of_validation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runtime_device, "INDEXED", 2**21)
+    monkeypatch.setattr(runtime_device, "MOST_INDEXED", 2**21)
     monkeypatch.setattr(runtime_device, "usable_cores", lambda: 2)
     slots = ["r0c0", "r0c1", "r0c2", "r1c0", "r1c1"]
     cfg = TrainConfig(envs=9, slots=slots, batch_size=2, compute=ComputeConfig(workers=4))

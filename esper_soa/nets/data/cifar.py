@@ -19,13 +19,13 @@ from esper_soa.nets.data.image_set import MAX_COMMON, hashes
 from esper_soa.system.errors import DataError, one_line
 
 # Batches in their order, and what they call themselves.
-BATCHES = {f"data_batch_{number}": f"training batch {number} of 5" for number in range(1, 6)}
-BATCHES["test_batch"] = "testing batch 1 of 1"
-PLACES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
+BATCH_TITLES = {f"data_batch_{number}": f"training batch {number} of 5" for number in range(1, 6)}
+BATCH_TITLES["test_batch"] = "testing batch 1 of 1"
+CIFAR_PLACES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
 
-NUMBER = "BININT1"  # instruction of a pickle for 0 to 255
+BYTE_OPCODE = "BININT1"  # instruction of a pickle for 0 to 255
 NUM_CLASSES = 10
-PIXELS = 3 * 32 * 32  # of one image: 1024 red, then green, then blue, row by row
+IMAGE_PIXELS = 3 * 32 * 32  # of one image: 1024 red, then green, then blue, row by row
 MAX_FILE_BYTES = 64 << 20  # an official batch has 31 MB
 MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the official archives have about 180 MB
 _BROKEN_ARCHIVE = (tarfile.TarError, gzip.BadGzipFile, EOFError, ValueError, zlib.error)
@@ -34,11 +34,10 @@ Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [M, 32, 32, 3], labels int
 
 
 def read_cifar10(root: str) -> tuple[Batch, Batch, Path]:
-    """Images of the five training batches, in order, and of the test batch, and the place of them
-    all.
+    """Images of the five training batches, in order, and of the test batch, and where all lie.
 
-    root: the folder of the batches, a folder that holds one of PLACES, or an archive. Batches may
-    have any size. DataError where something is missing, broken, exchanged or not trusted.
+    root: the folder of the batches, a folder that holds one of CIFAR_PLACES, or an archive. Batches
+    may have any size. DataError where something is missing, broken, exchanged or not trusted.
     """
     path = user_path("data.root", root)
     try:
@@ -49,10 +48,10 @@ def read_cifar10(root: str) -> tuple[Batch, Batch, Path]:
     except OSError as error:
         problem = f"cannot be read ({one_line(error)}). Check permissions."
         raise DataError(f"data.root={one_line(path)}: {problem}") from error
-    missing = [name for name in BATCHES if name not in files]
+    missing = [name for name in BATCH_TITLES if name not in files]
     if missing:
         raise _fault(f"{place}: CIFAR-10 is incomplete, without {', '.join(missing)}")
-    *batches, test = (parse_pickle(files.pop(name), f"{place}: {name}") for name in BATCHES)
+    *batches, test = (parse_pickle(files.pop(name), f"{place}: {name}") for name in BATCH_TITLES)
     images = np.concatenate([images for images, _ in batches])
     trained = set(hashes(images))
     if len(images) - len(trained) > MAX_COMMON * len(images):
@@ -70,20 +69,20 @@ def _fault(text: str) -> DataError:
 
 def _locate(root: Path) -> Path:
     """The folder of batches or the archive that `root` is or holds."""
-    for place in (root, *(root / name for name in PLACES)):
-        if place.is_file() or any((place / name).exists() for name in BATCHES):
+    for place in (root, *(root / name for name in CIFAR_PLACES)):
+        if place.is_file() or any((place / name).exists() for name in BATCH_TITLES):
             return place
     if not root.is_dir():
         remedy = "Name the place of CIFAR-10, or leave data.root empty."
         raise DataError(f"data.root={one_line(root)}: no such folder or archive. {remedy}")
-    problem = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}"
+    problem = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(CIFAR_PLACES)}"
     raise _fault(f"data.root={one_line(root)}: {problem}")
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
     """Content of the batch files by name."""
     files = {}
-    for path in (folder / name for name in BATCHES):
+    for path in (folder / name for name in BATCH_TITLES):
         if path.is_file():
             with path.open("rb") as stream:
                 files[path.name] = _content(stream, str(path))
@@ -106,7 +105,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
             name = PurePosixPath(member.name).name
             if name in files:
                 raise _fault(f"{path}: holds {name} twice")
-            if name in BATCHES:  # a link would be followed
+            if name in BATCH_TITLES:  # a link would be followed
                 opened = archive.extractfile(member) if member.isreg() else None
                 files[name] = _content(opened, f"{path}: {name}")
     return files
@@ -135,24 +134,26 @@ def parse_pickle(content: bytes, where: str) -> Batch:
                 known_texts.append((text, order))
             elif opcode.name in ("NEWTRUE", "NEWFALSE"):
                 order = opcode.name == "NEWTRUE"
-            elif known_texts[-1][0] == "labels" and opcode.name == NUMBER:
+            elif known_texts[-1][0] == "labels" and opcode.name == BYTE_OPCODE:
                 labels.append(argument)
         texts = [text for text, _ in known_texts]
         if "labels" not in texts or "data" not in texts:
             raise ValueError("lacks `data` or `labels`; CIFAR-100 cannot be used")
         data, fortran = max(known_texts, key=lambda one: len(one[0]))
         values = data.encode("latin1")
-        if "u1" not in texts or len(values) % PIXELS:
-            raise ValueError(f"`data` does not hold unsigned bytes of shape [images, {PIXELS}]")
+        if "u1" not in texts or len(values) % IMAGE_PIXELS:
+            raise ValueError(
+                f"`data` does not hold unsigned bytes of shape [images, {IMAGE_PIXELS}]"
+            )
     except ValueError as error:
         problem = f"{where} is broken or truncated, or no CIFAR-10 batch ({one_line(error)})"
         raise _fault(problem) from error
     called = texts[texts.index("batch_label") + 1] if "batch_label" in texts[:-1] else None
-    batch_name = BATCHES.get(where.rpartition(" ")[2], called)
+    batch_name = BATCH_TITLES.get(where.rpartition(" ")[2], called)
     if called not in (None, batch_name):
         problem = f"{one_line(called)!r}, not {batch_name!r}"
         raise _fault(f"{where} calls itself {problem}: batch files were exchanged")
-    shape = len(values) // PIXELS, PIXELS
+    shape = len(values) // IMAGE_PIXELS, IMAGE_PIXELS
     pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
     return _check_samples(pixels, labels, where)
 

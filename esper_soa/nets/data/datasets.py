@@ -18,8 +18,8 @@ from esper_soa.system.errors import SettingError, check
 from esper_soa.system.streams import fold, uniform
 
 # The readers of files, imported where one is asked for.
-CIFAR = "esper_soa.nets.data.cifar"
-IMAGE_PREPARATION = "esper_soa.nets.data.image_preparation"
+CIFAR_READER = "esper_soa.nets.data.cifar"
+NPZ_READER = "esper_soa.nets.data.image_preparation"
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
 
 CIFAR10_IMAGES = 60_000  # of all official batches
@@ -29,7 +29,7 @@ FASHION32_MEAN = (0.2199,) * 3  # of its training images with their border of 2 
 FASHION32_STD = (0.3326,) * 3
 
 SYNTHETIC_SEED = 20
-SUBSET = "a subset"  # begins the sentence on a set that is not whole
+SUBSET_WORDS = "a subset"  # begins the sentence on a set that is not whole
 SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, as a share of white
 SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as a share of white
 
@@ -60,7 +60,7 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
 def count_samples(cfg: DataConfig) -> SampleCount:
     """How many samples a file of own images holds; 0 of the other sets, whose known size fits."""
     files = (one for one in cfg.sets if one.own and one.root)
-    counted = [import_module(IMAGE_PREPARATION).count_npz(one) for one in files]
+    counted = [import_module(NPZ_READER).count_npz(one) for one in files]
     return SampleCount(*map(sum, zip((0, 0), *counted, strict=True)))
 
 
@@ -91,11 +91,11 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
         reason = f"data.name=auto takes it as data.root is {state}"
     if cfg.own:
-        return cast(ImageSet, import_module(IMAGE_PREPARATION).read_npz(cfg, reason)).to(device)
+        return cast(ImageSet, import_module(NPZ_READER).read_npz(cfg, reason)).to(device)
     if cfg.root:
-        train, test, place = import_module(CIFAR).read_cifar10(cfg.root)
+        train, test, place = import_module(CIFAR_READER).read_cifar10(cfg.root)
         size = len(train[1]) + len(test[1])
-        share = f"{SUBSET} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
+        share = f"{SUBSET_WORDS} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
         text = f"{share if size < CIFAR10_IMAGES else ''}CIFAR-10 from {place} ({reason})"
         parts = (*set_aside(train, cfg), test)
         return image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text=text).to(device)

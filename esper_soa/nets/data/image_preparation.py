@@ -17,19 +17,19 @@ from esper_soa.nets.data.images import Statistics
 from esper_soa.nets.data.npz import CHUNK_BYTES, LazyArray, check_ratio, lazy_array, npz_arrays
 from esper_soa.system.errors import DataError, check, check_data, one_line
 
-PARTS = ("train", "test", "val")
-KEYS = tuple(f"{name}_{kind}" for name in PARTS for kind in ("images", "labels"))
+PART_NAMES = ("train", "test", "val")
+NPZ_KEYS = tuple(f"{name}_{kind}" for name in PART_NAMES for kind in ("images", "labels"))
 CLASS_NAMES = "class_names"  # key of an .npz
 MAX_CLASSES = 100_000  # as task.num_classes
 MAX_IMAGES = 1 << 24  # of a part
 MAX_SIDE = 1024  # pixels
 SCALED_AT_ONCE = 1024  # images, which take 100 kB each while they are scaled
 IMAGE_BYTES = IMAGE_SIZE * IMAGE_SIZE * IMAGE_CHANNELS  # as hosts see it
-CHANNELS = ("red", "green", "blue")
+COLOUR_NAMES = ("red", "green", "blue")
 MAX_LISTED = 20  # classes by name
 PAD_FROM = 24  # pixels of the longer side from which `auto` pads: half of what hosts see is image
 # Levels by which a half is moved up before it is rounded, as sums differ from machine to machine.
-NUDGE = 1e-6
+ROUNDING_NUDGE = 1e-6
 
 
 def read_npz(
@@ -52,7 +52,7 @@ def read_npz(
             is_text, actual, "be a list of texts", remedy="Save numpy.array(['cat', 'dog'])."
         )
         names = own.whole().tolist()
-    count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2])
+    count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in NPZ_KEYS[::2])
     packed = path.stat().st_size
     problem = f"{where}: {packed} bytes hold {count} images of {IMAGE_BYTES} bytes"
     check_ratio(problem, packed, count * IMAGE_BYTES)
@@ -66,18 +66,18 @@ def read_npz(
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
     """Images in the .npz file `cfg.root` by its headers: of the training part, of the others."""
     parts = _parts(user_path("data.root", cfg.root), f"data.root={one_line(cfg.root)}")
-    train, *others = (sum(parts[key].shape[:1]) for key in KEYS[::2] if key in parts)
+    train, *others = (sum(parts[key].shape[:1]) for key in NPZ_KEYS[::2] if key in parts)
     return train, sum(others)
 
 
 def _parts(path: Path, where: str) -> dict[str, LazyArray]:
     """Images and labels of all parts and names of classes by key."""
-    parts, names = npz_arrays(path, where, (*KEYS, CLASS_NAMES))
-    missing = [key for key in KEYS[:4] if key not in parts]
+    parts, names = npz_arrays(path, where, (*NPZ_KEYS, CLASS_NAMES))
+    missing = [key for key in NPZ_KEYS[:4] if key not in parts]
     names_text = ", ".join(map(one_line, names[:8])) or "no arrays"
     message = f"{where}: lacks {', '.join(missing)}"
     check_data(
-        not missing, message, f"have {', '.join(KEYS[:4])}", remedy=f"It holds {names_text}."
+        not missing, message, f"have {', '.join(NPZ_KEYS[:4])}", remedy=f"It holds {names_text}."
     )
     return parts
 
@@ -90,12 +90,12 @@ def prepare(
     names: of the classes. Mean, deviation and the number of classes are part of what they are. The
     images val_images are the validation part; without them it is set aside from the training part.
     """
-    for name in PARTS:
+    for name in PART_NAMES:
         keys = [f"{name}_images", f"{name}_labels"]
         present = [parts[key].name for key in keys if key in parts]
         message = f"{', '.join(present)} is there alone"
         check_data(len(present) != 1, message, f"have both {' and '.join(keys)}")
-    images = {name: parts[f"{name}_images"] for name in PARTS if f"{name}_images" in parts}
+    images = {name: parts[f"{name}_images"] for name in PART_NAMES if f"{name}_images" in parts}
     sizes = {name: _check_images(part, cfg) for name, part in images.items()}
     labels = {name: _labels(parts[f"{name}_labels"], images[name]) for name in images}
     num_classes = _num_classes(labels, parts, names)
@@ -253,7 +253,7 @@ def resize_images(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
     if images.shape[1:3] != inner:
         planes = torch.tensor(images).permute(0, 3, 1, 2).double()
         scaled = F.interpolate(planes, inner, mode="bilinear", antialias=True)
-        images = (scaled + 0.5 + NUDGE).floor().byte().permute(0, 2, 3, 1).numpy()
+        images = (scaled + 0.5 + ROUNDING_NUDGE).floor().byte().permute(0, 2, 3, 1).numpy()
     top = (IMAGE_SIZE - height) // 2
     left = (IMAGE_SIZE - width) // 2
     result = np.zeros((len(images), IMAGE_SIZE, IMAGE_SIZE, images.shape[3]), np.uint8)
@@ -299,7 +299,7 @@ def _normalisation(
             spread = total * second - first**2  # whole numbers: the same on every machine
             mean.append(first / total / 255)
             std.append(math.sqrt(spread) / total / 255 if spread else 0.0)
-        constant = [name for name, value in zip(CHANNELS, std, strict=True) if not value]
+        constant = [name for name, value in zip(COLOUR_NAMES, std, strict=True) if not value]
         if len(constant) == IMAGE_CHANNELS:
             raise DataError(f"{name}: every pixel of the training images is the same.")
         end = " of the training images"

@@ -28,10 +28,10 @@ from esper_soa.nets.data.orders import random_permutations
 
 MAX_COMMON = 0.01  # share of the images that may be there twice
 MOST_ASIDE = 5000  # images of a validation part that no setting has the size of
-ASIDE = 5  # key of the shuffle that chooses them
+ASIDE_KEY = 5  # key of the shuffle that chooses them
 
-LABELS = ("train_labels", "val_labels", "test_labels")
-TENSORS = ("train_images", "val_images", "test_images", *LABELS)  # of an ImageSet
+LABEL_FIELDS = ("train_labels", "val_labels", "test_labels")
+TENSOR_FIELDS = ("train_images", "val_images", "test_images", *LABEL_FIELDS)  # of an ImageSet
 
 Part = tuple[np.ndarray, np.ndarray]  # images uint8 [M, 32, 32, 3], labels int64 [M]
 
@@ -173,13 +173,15 @@ def join_sets(sets: Sequence[ImageSet]) -> ImageSet:
     different = list(dict.fromkeys(sets))
     if len(different) == 1:
         return different[0]
-    rows = {name: [vars(one)[name] for one in different] for name in TENSORS}
+    rows = {name: [vars(one)[name] for one in different] for name in TENSOR_FIELDS}
     whole = {name: torch.cat(parts) for name, parts in rows.items()}
     # by set, its part of each: the memory of all is kept once
-    views = zip(*(whole[name].split(list(map(len, rows[name]))) for name in TENSORS), strict=True)
-    starts = zip(*([0, *accumulate(map(len, rows[name]))] for name in LABELS), strict=True)
+    views = zip(
+        *(whole[name].split(list(map(len, rows[name]))) for name in TENSOR_FIELDS), strict=True
+    )
+    starts = zip(*([0, *accumulate(map(len, rows[name]))] for name in LABEL_FIELDS), strict=True)
     entries = {
-        one: DatasetEntry(replace(one, **dict(zip(TENSORS, view, strict=True))), *start)
+        one: DatasetEntry(replace(one, **dict(zip(TENSOR_FIELDS, view, strict=True))), *start)
         for one, view, start in zip(different, views, starts, strict=False)
     }
     return replace(
@@ -204,7 +206,7 @@ def set_aside(train: Part, cfg: DataConfig) -> tuple[Part, Part]:
     allowed = f"1 to {total - 1}, so that some of the {total} training images are left"
     cfg.require(0 < num_aside < total, "validation_images", allowed, remedy="Or give more images.")
     aside = np.zeros(total, bool)
-    aside[random_permutations(torch.tensor([ASIDE]), total)[0, :num_aside].numpy()] = True
+    aside[random_permutations(torch.tensor([ASIDE_KEY]), total)[0, :num_aside].numpy()] = True
     return (images[~aside], labels[~aside]), (images[aside], labels[aside])
 
 

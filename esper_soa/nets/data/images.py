@@ -13,12 +13,12 @@ from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data.batches import Draw, SampleSpec, TrainingFeed, ValidationFeed
 from esper_soa.system.streams import integers
 
-PADDING = 4  # black pixels around a training image, before normalisation
-NUM_SHIFTS = 2 * PADDING + 1  # places of a crop along one side
+CROP_PADDING = 4  # black pixels around a training image, before normalisation
+NUM_SHIFTS = 2 * CROP_PADDING + 1  # places of a crop along one side
 NUM_CROPS = 2 * NUM_SHIFTS**2  # crops of an image, mirrored or not
-PADDED_SIZE = IMAGE_SIZE + 2 * PADDING
-LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
-PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
+PADDED_SIZE = IMAGE_SIZE + 2 * CROP_PADDING
+LINE_BYTES = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
+PADDED_BYTES = PADDED_SIZE * LINE_BYTES  # bytes of a padded image
 IMAGE_BYTES = IMAGE_CHANNELS * IMAGE_SIZE**2
 CROPS = "crops"  # engines cut batches from an ImageBank; see `crops_of`
 # Images are stored as they are and as they are cut from: in training padded, and all mirrored too.
@@ -70,7 +70,9 @@ Means = Statistics | Sequence[Statistics]  # of one data set, or of each
 
 def padded_lines(images: Tensor) -> Tensor:
     """Lines [2 D, 40, 3, 40] of images uint8 [D, 32, 32, 3]: all padded, then all mirrored."""
-    padded = F.pad(images.permute(0, 1, 3, 2), (PADDING, PADDING, 0, 0, PADDING, PADDING))
+    padded = F.pad(
+        images.permute(0, 1, 3, 2), (CROP_PADDING, CROP_PADDING, 0, 0, CROP_PADDING, CROP_PADDING)
+    )
     return torch.cat((padded, padded.flip(3)))
 
 
@@ -123,7 +125,7 @@ def training_crops(
     left = crop % NUM_SHIFTS
     top = crop // NUM_SHIFTS % NUM_SHIFTS
     image = indices + crop // NUM_SHIFTS**2 * len(bank.labels)  # the mirrored stand behind all
-    return ImageCrops(bank, image * PADDED_BYTES + top * LINE + left, bank.labels[indices])
+    return ImageCrops(bank, image * PADDED_BYTES + top * LINE_BYTES + left, bank.labels[indices])
 
 
 def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:

@@ -16,13 +16,15 @@ from numpy.lib import format as npy
 
 from esper_soa.system.errors import DataError, check_data, one_line
 
-SUFFIX = ".npy"  # of the members of an .npz
+NPY_SUFFIX = ".npy"  # of the members of an .npz
 HEADER_BYTES = 16_384  # read of a member to find its header, which numpy limits to 10,000
 MAX_RATIO = 200  # of the bytes of an array to those of its member, beyond SMALL_BYTES
 SMALL_BYTES = 64 << 20
 CHUNK_BYTES = 4 << 20  # bytes in work at a time
-PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # that numpy writes, of bounded memory
-REMEDY = "Save the arrays anew: numpy.savez('mine.npz', train_images=..., train_labels=..., ...)."
+NUMPY_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # that numpy writes, of bounded memory
+SAVE_REMEDY = (
+    "Save the arrays anew: numpy.savez('mine.npz', train_images=..., train_labels=..., ...)."
+)
 
 
 class LazyArray(NamedTuple):
@@ -59,7 +61,7 @@ def npz_arrays(
         if path.exists() and not path.is_file():
             raise DataError(f"{where}: is not a file. Name the .npz file itself.")
         with zipfile.ZipFile(path) as archive:
-            members = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
+            members = {one.filename.removesuffix(NPY_SUFFIX): one for one in archive.infolist()}
         stored = [key for key in keys if key in members]
         arrays = {key: _lazy_array(path, members[key], f"{where}: {key}") for key in stored}
         return arrays, list(members)
@@ -67,7 +69,9 @@ def npz_arrays(
 
 def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
     packing = f"{name} is packed by method {member.compress_type}"
-    check_data(member.compress_type in PACKINGS, packing, "be stored or deflated", remedy=REMEDY)
+    check_data(
+        member.compress_type in NUMPY_PACKINGS, packing, "be stored or deflated", remedy=SAVE_REMEDY
+    )
     with _data_errors(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         begin = io.BytesIO(stream.read(HEADER_BYTES))
         readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -76,11 +80,11 @@ def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
     if dtype.hasobject:
         problem = "holds Python objects, which would have to be unpickled and never are"
         convert = "Give all images one shape and convert: numpy.stack(...).astype(numpy.uint8)."
-        raise DataError(f"{name} {problem}. {convert} {REMEDY}")
+        raise DataError(f"{name} {problem}. {convert} {SAVE_REMEDY}")
     size = member.file_size - begin.tell()
     if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != size:
         problem = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
-        raise DataError(f"{name} does not have {problem}. {REMEDY}")
+        raise DataError(f"{name} does not have {problem}. {SAVE_REMEDY}")
     num_bytes = member.compress_size
     check_ratio(f"{name} is {num_bytes} bytes that unpack to {size}", num_bytes, size)
 
@@ -121,4 +125,4 @@ def _data_errors(where: str) -> Iterator[None]:
         raise DataError(problem) from error
     except Exception as error:  # noqa: BLE001 (what readers raise for what is broken or large)
         problem = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
-        raise DataError(f"{where}: {problem}. {REMEDY}") from error
+        raise DataError(f"{where}: {problem}. {SAVE_REMEDY}") from error

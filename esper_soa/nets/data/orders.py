@@ -17,7 +17,7 @@ from esper_soa.system.streams import DATA_SHARE, VALIDATION_SET, fold, integers,
 
 SORT_ELEMENTS = 1 << 24  # sorted, or looked up, at a time, to bound memory
 MAX_STORED = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are looked up
-ROUNDS = 16  # moves along rows and columns in turn; 8 leave a dozen members unevenly placed
+FEISTEL_ROUNDS = 16  # moves along rows and columns in turn; 8 leave a dozen members unevenly placed
 
 
 class SampleOrders:
@@ -74,7 +74,7 @@ def permutation_values(keys: Tensor, places: Tensor, size: int) -> Tensor:
     Rogaway 2002). As no more can be in a row than there are, that is a fixed amount of work.
     """
     rows, columns = grid(size)
-    round_keys = [fold(keys, number)[:, None] for number in range(ROUNDS)]
+    round_keys = [fold(keys, number)[:, None] for number in range(FEISTEL_ROUNDS)]
     index = _permute_places(places.expand(keys.shape[0], -1), round_keys, rows, columns=columns)
     for _ in range(rows * columns - size):
         index = torch.where(

@@ -23,10 +23,10 @@ from esper_soa.system.errors import DataError
 
 KJV_FILE = Path(__file__).parent / "assets" / "kjv.txt.xz"
 HELD_OUT = 20  # validation and test part are each one of so many equal parts
-PARTS = ("train", "validation", "test")
-BYTES = "bytes"
-PIECE = 1 << 24  # bytes that are read at a time
-REMEDY = "save it as UTF-8"
+TEXT_PARTS = ("train", "validation", "test")
+BYTE_TOKENIZER = "bytes"
+PIECE_BYTES = 1 << 24  # bytes that are read at a time
+UTF8_REMEDY = "save it as UTF-8"
 
 
 def text_spec(context: int) -> SampleSpec:
@@ -84,7 +84,7 @@ class TextSet:
     tokens: Tensor  # uint8 or int32 [M]
     context: int  # T
     num_tokens: int  # V of the tokenizer; tokens are below
-    tokenizer: str = BYTES
+    tokenizer: str = BYTE_TOKENIZER
 
     notes = ()
     num_classes = None  # hosts may have more tokens than occur
@@ -99,7 +99,7 @@ class TextSet:
         size = len(self.tokens)
         held_out = size // HELD_OUT
         edges = 0, size - 2 * held_out, size - held_out, size
-        return dict(zip(PARTS, zip(edges, edges[1:], strict=False), strict=True))
+        return dict(zip(TEXT_PARTS, zip(edges, edges[1:], strict=False), strict=True))
 
     def windows(self, part: str, first: Tensor) -> Tensor:
         """T + 1 tokens int64 [..., T + 1] from each place of `part` int64 [...] on."""
@@ -172,7 +172,7 @@ def load_text(cfg: DataConfig) -> TextSet:
         text = "Genesis to 2 Kings of the King James Bible, embedded"
         content = np.frombuffer(lzma.decompress(KJV_FILE.read_bytes()), np.uint8).copy()
     count = 256
-    if cfg.tokenizer != BYTES:
+    if cfg.tokenizer != BYTE_TOKENIZER:
         content, count = tokens.encode(content, cfg.tokenizer)
     return text_set(
         name,
@@ -185,7 +185,12 @@ def load_text(cfg: DataConfig) -> TextSet:
 
 
 def text_set(
-    name: str, text: str, content: Tensor, context: int, num_tokens: int, tokenizer: str = BYTES
+    name: str,
+    text: str,
+    content: Tensor,
+    context: int,
+    num_tokens: int,
+    tokenizer: str = BYTE_TOKENIZER,
 ) -> TextSet:
     """A set of the tokens `content`, of which `text` tells the origin; DataError for too few."""
     digest = hashlib.sha256(content.numpy().data)
@@ -199,7 +204,7 @@ def text_set(
         num_tokens=num_tokens,
         tokenizer=tokenizer,
     )
-    counts = [found.bounds[part][1] - found.bounds[part][0] for part in PARTS]
+    counts = [found.bounds[part][1] - found.bounds[part][0] for part in TEXT_PARTS]
     if min(counts) <= context:
         few = f"{len(content):,} tokens are too few for sequences of data.context={context}"
         remedy = f"give {HELD_OUT * (context + 1):,} at least, or lower it"
@@ -247,15 +252,15 @@ def check_encoding(file: Path) -> None:
     read = 0
     try:
         with file.open("rb") as stream:
-            while piece := stream.read(PIECE):
+            while piece := stream.read(PIECE_BYTES):
                 read += len(piece)
                 decoder.decode(piece)
                 if 0 in piece:
                     place = read - len(piece) + piece.index(0)
-                    raise DataError(f"{file}: no text (byte {place} is NUL); {REMEDY}")
+                    raise DataError(f"{file}: no text (byte {place} is NUL); {UTF8_REMEDY}")
             decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         place = read - len(error.object) + error.start
-        raise DataError(f"{file}: no UTF-8 text (byte {place}); {REMEDY}") from error
+        raise DataError(f"{file}: no UTF-8 text (byte {place}); {UTF8_REMEDY}") from error
     except OSError as error:
         _refuse(error, file)

@@ -14,9 +14,9 @@ from esper_soa.system.caches import FolderError, cache_folder, open_folder
 from esper_soa.system.errors import DataError, SettingError, one_line
 from esper_soa.system.files import replacing
 
-STORIES = "roneneldan/TinyStories"
-SEAL = 8  # int32 before the tokens of a file: their sha256
-PIECE = 1 << 20  # bytes of text that are encoded at a time, or a line where that is longer
+STORIES_NAME = "roneneldan/TinyStories"
+SEAL_NUMBERS = 8  # int32 before the tokens of a file: their sha256
+PIECE_BYTES = 1 << 20  # bytes of text that are encoded at a time, or a line where that is longer
 
 
 def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
@@ -37,7 +37,7 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     if found is None:
         tokens = list[int]()
         stream = io.BytesIO(content.tobytes())
-        while lines := stream.readlines(PIECE + 1):
+        while lines := stream.readlines(PIECE_BYTES + 1):
             text = b"".join(lines).decode()
             tokens += tokenizer.encode(text, add_special_tokens=False).ids
         made = np.array(tokens, np.int32)
@@ -56,10 +56,10 @@ def stories() -> Path:
     if not path.exists():
         datasets = _extra("datasets", "data.name=tinystories")
         try:
-            texts: Iterable[str] = datasets.load_dataset(STORIES, split="train")["text"]
+            texts: Iterable[str] = datasets.load_dataset(STORIES_NAME, split="train")["text"]
         except Exception as error:  # noqa: BLE001 (whatever is between here and the hub)
             reason = f"cannot be had from the internet ({one_line(error)})"
-            raise DataError(f"data.name=tinystories: {STORIES} {reason}") from error
+            raise DataError(f"data.name=tinystories: {STORIES_NAME} {reason}") from error
         with replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
             file.writelines(f"{text.strip()}\n\n" for text in texts)
     return path
@@ -100,7 +100,7 @@ def _kept(path: Path, count: int) -> np.ndarray | None:
         numbers = np.memmap(path, np.int32, "c")
     except (OSError, ValueError):  # ValueError: nothing is in it, or part of a number
         return None
-    tokens = numbers[SEAL:]
-    if not tokens.size or numbers[:SEAL].tobytes() != hashlib.sha256(tokens.data).digest():
+    tokens = numbers[SEAL_NUMBERS:]
+    if not tokens.size or numbers[:SEAL_NUMBERS].tobytes() != hashlib.sha256(tokens.data).digest():
         return None
     return tokens if tokens.min() >= 0 and tokens.max() < count else None

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import PREPARATION, DataConfig
-from esper_soa.nets.data.image_preparation import KEYS, level_counts, prepare, read_npz
+from esper_soa.nets.data.image_preparation import NPZ_KEYS, level_counts, prepare, read_npz
 from esper_soa.nets.data.image_set import MAX_COMMON, ImageSet, hashes
 from esper_soa.nets.data.npz import lazy_array
 from esper_soa.system.errors import SettingError, check, one_line
 
 LOGGER = logging.getLogger("esper_soa")
 FEW_IMAGES = 10  # of a class in training, below which there is a finding
-DARK = 15  # of 255: brightest value, up to which there is a finding
+DARK_LEVEL = 15  # of 255: brightest value, up to which there is a finding
 MAX_NAMED = 8  # classes of a finding
 
 Array = np.ndarray | Tensor
@@ -88,7 +88,7 @@ def images(
             named |= validation
         parts = [lazy_array(argument, _numpy(argument, value)) for argument, value in named.items()]
         origin = "own images from arrays, handed over"
-        result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names, origin=origin)
+        result = prepare(dict(zip(NPZ_KEYS, parts, strict=False)), cfg, names, origin=origin)
     result = replace(result, name=name or result.name)
     LOGGER.info("data     %s", result)
     return result
@@ -189,7 +189,7 @@ def _plain(parts: dict[str, np.ndarray]) -> Iterator[str]:
 def _brightness(train: np.ndarray, test: np.ndarray) -> Iterator[str]:
     counts, others = (level_counts(part).sum(0) for part in (train, test))
     brightest = int(np.flatnonzero(counts).max())
-    if brightest <= DARK:
+    if brightest <= DARK_LEVEL:
         hint = "were values from 0 to 1, or class numbers, stored as bytes?"
         yield f"The brightest value of the training images is {brightest} of 255: {hint}"
     levels = np.arange(256) / 255

@@ -74,19 +74,19 @@ class Architecture:
 
 Blueprints = tuple[Architecture, ...]
 BEGINS_OPEN = parts.Start(3.0, cleared=True)
-OPEN = Squeeze(parts.REDUCED, hidden_bias=False, start=ZEROS, bias_start=BEGINS_OPEN)
-NARROWED = (Conv(parts.NARROW, kernel=1, norm=False), Conv(parts.NARROW, norm=False))
-WIDENED = Conv(kernel=1, relu=False, start=ZEROS)
-PARTS = (Conv, parts.Depthwise, SoftNorm, Excite, Dense, CausalAttention, SoftLayerNorm)
-PART_NAMES = ", ".join(kind.__name__ for kind in PARTS)
+OPEN_SQUEEZE = Squeeze(parts.REDUCED, hidden_bias=False, start=ZEROS, bias_start=BEGINS_OPEN)
+NARROWED_CONVS = (Conv(parts.NARROW, kernel=1, norm=False), Conv(parts.NARROW, norm=False))
+WIDENED_CONV = Conv(kernel=1, relu=False, start=ZEROS)
+PART_KINDS = (Conv, parts.Depthwise, SoftNorm, Excite, Dense, CausalAttention, SoftLayerNorm)
+PART_NAMES = ", ".join(kind.__name__ for kind in PART_KINDS)
 NOOP = Architecture(Blueprint.NOOP, "noop", (), residual=False)
 BLUEPRINTS: Blueprints = (
     NOOP,
     Architecture(Blueprint.CONV_LIGHT, "conv_light", (Conv(),)),
-    Architecture(Blueprint.ATTENTION, "attention", (Excite(OPEN),), residual=False),
+    Architecture(Blueprint.ATTENTION, "attention", (Excite(OPEN_SQUEEZE),), residual=False),
     Architecture(Blueprint.NORM, "norm", (SoftNorm(),), residual=False),
     Architecture(Blueprint.DEPTHWISE, "depthwise", (parts.Depthwise(), Conv(kernel=1))),
-    Architecture(Blueprint.BOTTLENECK, "bottleneck", (*NARROWED, WIDENED)),
+    Architecture(Blueprint.BOTTLENECK, "bottleneck", (*NARROWED_CONVS, WIDENED_CONV)),
     Architecture(Blueprint.CONV_SMALL, "conv_small", (Conv(kernel=1),)),
     Architecture(Blueprint.CONV_HEAVY, "conv_heavy", (Conv(), Conv())),
 )
@@ -113,7 +113,7 @@ SEQUENCE_BLUEPRINTS: Blueprints = (
     Architecture(Blueprint.FLEX_ATTENTION, "flex_attention", (CausalAttention(),)),
 )
 # What the package offers for slots of a kind of features.
-PACKAGED = {IMAGES: BLUEPRINTS, SEQUENCES: SEQUENCE_BLUEPRINTS}
+PACKAGED_BLUEPRINTS = {IMAGES: BLUEPRINTS, SEQUENCES: SEQUENCE_BLUEPRINTS}
 GATE = Squeeze(parts.NARROW)  # the network that GATE adds to a seed, with one output
 
 

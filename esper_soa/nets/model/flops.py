@@ -14,7 +14,7 @@ from esper_soa.state import STATE_FLOAT, Costs
 # (Kaplan et al. 2020, Scaling laws for neural language models, 2.1; Amodei and Hernandez 2018, AI
 # and compute). The same for all, though the first layer and a detached seed need no gradient of
 # their input, and a frozen seed none of its weights.
-PASSES = 3
+PASSES_PER_STEP = 3
 FLOP_PER_PRODUCT = 2  # a multiplication and an addition
 
 
@@ -22,7 +22,7 @@ def training_flop(shape: HostShape, device: torch.device) -> Costs:
     """FLOP of training on one image, of hosts of `shape` and of what can grow in them."""
     seeds = [counts_by_code(shape.blueprints, slot, seed_products) for slot in shape.slots]
     gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
-    each = PASSES * FLOP_PER_PRODUCT
+    each = PASSES_PER_STEP * FLOP_PER_PRODUCT
     return Costs(
         float(each * shape.products),
         each * torch.tensor(seeds, dtype=STATE_FLOAT, device=device),

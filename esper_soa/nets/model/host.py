@@ -20,7 +20,9 @@ from esper_soa.nets.model.transformer import Transformer
 
 HOST_PARTS = (ConvBlock, Residual)  # of which a user's tuple may be made
 IMAGE_SHAPE: FeatureShape = (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
-INDEXED = 2**31 - 1  # elements of a tensor that kernels of GPUs, which index with 32 bits, can take
+MOST_INDEXED = (
+    2**31 - 1
+)  # elements of a tensor that kernels of GPUs, which index with 32 bits, can take
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Host(Protocol):
         """The segments with their slots; the last gives the logits."""
 
 
-HOSTS: dict[str, Callable[[TaskConfig], Host]] = {
+HOST_KINDS: dict[str, Callable[[TaskConfig], Host]] = {
     "chain": HostChain.of_task,
     "transformer": Transformer,
 }
@@ -121,7 +123,7 @@ def host_shape(
     `blueprints` that can grow. ValueError for a segment that does not take what the one before
     gives.
     """
-    host = HOSTS[task.host](task) if host is None else host
+    host = HOST_KINDS[task.host](task) if host is None else host
     chain = host.segments({(spec.row, spec.block): index for index, spec in enumerate(slots)})
     for number, (one, following) in enumerate(pairwise(chain), 1):
         if one.output_shape != following.input_shape:

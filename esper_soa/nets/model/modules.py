@@ -212,17 +212,17 @@ class Slot(nn.Module):
         return self.blend(x, self.seed(x))
 
 
-LAYERS: tuple[type[nn.Module], ...] = (
+LAYER_CLASSES: tuple[type[nn.Module], ...] = (
     *(nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.ReLU),
     *(nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear),
     *(SoftNormModule, SqueezeModule, ExciteModule, DenseModule, CausalAttentionModule),
     *(SoftLayerNormModule, TiedHeadModule, TransformerLayer, TokenEmbedding),
 )
-KINDS = {kind.__name__.removesuffix("Module"): kind for kind in LAYERS}
-MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
+LAYER_KINDS = {kind.__name__.removesuffix("Module"): kind for kind in LAYER_CLASSES}
+ROLE_MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
 USER_ARGUMENTS = {"blueprint": ("channels",), "host": ("classes", "segment")}  # in a spec
-LAYER = "layer"  # the role of users' modules that are called with the arguments of the spec
-BLENDS = {"add": Add, "multiply": Multiply, "gate": Gate}
+LAYER_ROLE = "layer"  # the role of users' modules that are called with the arguments of the spec
+BLEND_KINDS = {"add": Add, "multiply": Multiply, "gate": Gate}
 
 
 class GrownNetwork(nn.Sequential):
@@ -249,7 +249,7 @@ class GrownNetwork(nn.Sequential):
                 if seed["after"] == part["name"]:
                     grown = sequence(seed["layers"], seed["residual"], "blueprint")
                     gate = [layer_of(seed["gate"])] if seed["gate"] else []
-                    blend = BLENDS[seed["blend"]](seed["alpha"], *gate)
+                    blend = BLEND_KINDS[seed["blend"]](seed["alpha"], *gate)
                     self.add_module(seed["slot"], Slot(grown, blend))
         embeddings = [one.tokens for one in self.modules() if isinstance(one, TokenEmbedding)]
         for module in self.modules():
@@ -292,7 +292,7 @@ def sequence(layers: list[dict], residual: bool = False, role: str = "") -> nn.S
 
 
 def layer_of(layer: dict, role: str = "") -> nn.Module:
-    """The layer that a spec describes: one of KINDS, or `module:name`, a user's own part.
+    """The layer that a spec describes: one of LAYER_KINDS, or `module:name`, a user's own part.
 
     role: which user parts may stand here: "blueprint", "host", or none where empty. Raises
     ValueError for a kind that may not stand here and for arguments that are not numbers.
@@ -301,9 +301,9 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
     arguments = dict(layer["arguments"])
     if role and isinstance(kind, str) and ":" in kind:
         return _user_layer(kind, role, arguments)
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"a layer of the kind {kind}, which is none of {', '.join(KINDS)}")
-    return KINDS[kind](**_numbers(kind, arguments))
+    if not isinstance(kind, str) or kind not in LAYER_KINDS:
+        raise ValueError(f"a layer of the kind {kind}, which is none of {', '.join(LAYER_KINDS)}")
+    return LAYER_KINDS[kind](**_numbers(kind, arguments))
 
 
 def _numbers(kind: str, arguments: dict) -> dict:
@@ -319,7 +319,7 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     """What the user's part `kind` makes: a seed for `channels`, a host `segment` for `classes`, or
     a layer of its arguments; ValueError for others.
     """
-    layers = _marked(kind, LAYER)
+    layers = _marked(kind, LAYER_ROLE)
     if layers:
         return layers[0](**_numbers(kind, arguments))
     num_arguments = USER_ARGUMENTS[role]
@@ -349,7 +349,9 @@ def _marked(kind: str, role: str) -> list[Callable[..., nn.Module]]:
         remedy = f"import {place} first (esper-export: import={place})"
         raise ValueError(f"a part that {kind} makes: {remedy}")
     there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
-    return list({id(part): part for part in there if vars(part).get(MARK + role) == name}.values())
+    return list(
+        {id(part): part for part in there if vars(part).get(ROLE_MARK + role) == name}.values()
+    )
 
 
 def network_of(spec: dict, tensors: Mapping[str, Tensor]) -> GrownNetwork:

@@ -22,7 +22,9 @@ from esper_soa.nets.batched import NORM_EPS
 from esper_soa.system import streams
 
 CHANNELS_PER_GROUP = 16
-DRAWN = 2**18  # numbers drawn at the same time: what is in between takes little memory for any host
+DRAWN_AT_ONCE = (
+    2**18
+)  # numbers drawn at the same time: what is in between takes little memory for any host
 
 
 class Parameter(NamedTuple):
@@ -66,7 +68,7 @@ class Table(NamedTuple):
             return rows
         facts = zip(*[(one.bound, one.value, one.std) for one in self.parameters], strict=True)
         columns = torch.stack([self.spread(one, keys.device) for one in facts]).to(dtype)
-        width = max(1, DRAWN // keys.shape[0])
+        width = max(1, DRAWN_AT_ONCE // keys.shape[0])
         for start in range(0, self.total, width):
             bound, value, std = columns[:, start : start + width]
             places = torch.arange(start, start + len(bound), device=keys.device)
@@ -109,7 +111,7 @@ Arguments = dict[str, int | float | bool]
 
 
 class LayerSpec(NamedTuple):
-    """A plain module: a kind of modules.KINDS or a user's `module:name`, and its arguments."""
+    """A plain module: one of modules.LAYER_KINDS or a user's `module:name`, and its arguments."""
 
     name: str
     kind: str

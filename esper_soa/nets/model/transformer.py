@@ -16,11 +16,11 @@ from esper_soa.nets.model import segments
 from esper_soa.nets.model.parts import LayerSpec, Parameter, linear_parameters, norm_parameters
 
 MIB = 2**20
-FLOAT = 4  # bytes of a number
-LOGIT = 8  # bytes of a logit and its logarithm
-TOKENS = 0  # number of the token embeddings among the host's parameters
-TENSORS = 12  # parameter tensors of a layer
-PLACES = 3  # of a layer that drop numbers; one more is behind the embeddings
+FLOAT_BYTES = 4  # bytes of a number
+LOGIT_BYTES = 8  # bytes of a logit and its logarithm
+TOKEN_TABLE = 0  # number of the token embeddings among the host's parameters
+LAYER_TENSORS = 12  # parameter tensors of a layer
+DROPOUT_SITES = 3  # of a layer that drop numbers; one more is behind the embeddings
 
 
 def drop(rows: Tensor, keys: Tensor | None, site: int, rate: float) -> Tensor:
@@ -129,9 +129,9 @@ class Layers(segments.SlotBehind, segments.StatelessSegment):
         rows = sequences.rows_of(x, run.num_nets)
         shape = rows.shape[1] // self.length, self.heads, self.length, self.length
         for place in range(self.count):
-            own = iter(folded[place * TENSORS : (place + 1) * TENSORS])
+            own = iter(folded[place * LAYER_TENSORS : (place + 1) * LAYER_TENSORS])
             norm, attend, project, norm2, hide, give = zip(own, own, strict=True)
-            site = 1 + PLACES * (self.first + place)
+            site = 1 + DROPOUT_SITES * (self.first + place)
             dropped = None
             if keys is not None:
                 factors = sequences.dropout_factors(keys, site, shape, rate=rate)
@@ -159,7 +159,7 @@ class TiedHead(segments.StatelessSegment):
     most: int  # logits in memory at the same time, for losses
 
     kind = "tied_head"
-    borrowed = (TOKENS,)
+    borrowed = (TOKEN_TABLE,)
     slots = ()
     slot_shapes = ()
 
@@ -187,7 +187,7 @@ class TiedHead(segments.StatelessSegment):
     def loss_bytes(self, num_nets: int, batch: int) -> int:
         """Logits made at once; the gradient of the embeddings, and what a piece adds to it."""
         logits = min(num_nets * batch * self.length * self.tokens, self.most)
-        return LOGIT * logits + 2 * FLOAT * num_nets * self.tokens * self.width
+        return LOGIT_BYTES * logits + 2 * FLOAT_BYTES * num_nets * self.tokens * self.width
 
     def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         scale, shift, table = folded
@@ -237,5 +237,5 @@ class Transformer:
             Layers(number, number * each, each, *sizes, slots.get((0, number), -1))
             for number in range(cfg.segments)
         )
-        most = cfg.logits_mib * MIB // LOGIT
+        most = cfg.logits_mib * MIB // LOGIT_BYTES
         return embedding, *body, TiedHead(tokens, cfg.width, cfg.context, most)

@@ -25,13 +25,17 @@ from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 PROBE_SEED = 1
 NUM_PROBED = 2  # networks, and images of each, that a part is tried on
-PLACES = ("", "positions", "pixels")  # of features, by TOPOLOGIES
+PLACE_WORDS = ("", "positions", "pixels")  # of features, by TOPOLOGIES
 RESERVED_NAME = re.compile(r"input|r\d+c\d+")  # names of other parts of a grown network
-ARGUMENTS = {registry.BLUEPRINT: "the channels of a slot", registry.HOST: "the number of classes"}
+ARGUMENT_WORDS = {
+    registry.BLUEPRINT: "the channels of a slot",
+    registry.HOST: "the number of classes",
+}
 BATCHED_CALL = "for several networks at once it raises"
-RANDOM = "random operation"  # in what torch raises of one under vmap
-DRAWS = "draws random numbers"
-ADVICE = "(as Dropout does), which would not be those of an env's own stream: leave it out"
+RANDOM_WORDS = "random operation"  # in what torch raises of one under vmap
+DRAWS_WORDS = "draws random numbers"
+DROPOUT_ADVICE = "as Dropout does), which would not be those of an env's own stream: leave it out"
+DRAWS_RANDOM = f"{DRAWS_WORDS} ({DROPOUT_ADVICE}"
 
 
 def task_shape(task: TaskConfig, slots: Sequence[str]) -> hosts.HostShape:
@@ -88,7 +92,7 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> bluepr
     """
     setting = "task.blueprints"
     kinds = sorted({spec.topology for spec in slots})
-    packaged = [one for kind in kinds for one in blueprints.PACKAGED.get(kind, ())]
+    packaged = [one for kind in kinds for one in blueprints.PACKAGED_BLUEPRINTS.get(kind, ())]
     every = [blueprints.NOOP, *(one for one in packaged if one.name in offered)]
     known = {one.name for one in every}
     for name in (name for name in offered if not registry.is_reference(name)):
@@ -143,7 +147,7 @@ def host_of(part: registry.Part, name: str, num_classes: int) -> hosts.Host:
 def _result_of(kind: str, part: registry.Part, name: str) -> object:
     """What a part gives that is called without an argument; itself where it is called with one."""
     required = registry.num_required(part)
-    argument = ARGUMENTS[kind]
+    argument = ARGUMENT_WORDS[kind]
     if required > 1:
         problem = f"it is called with {argument} or with nothing, and wants more"
         raise ValueError(f"{kind} {name}: {problem}")
@@ -190,7 +194,7 @@ def blueprint_findings(blueprint: blueprints.Architecture, shape: FeatureShape) 
                 draws = not torch.equal(torch.get_rng_state(), before)
             findings += _module_findings(module)
             if draws:
-                findings.append(f"it {DRAWS} {ADVICE}")
+                findings.append(f"it {DRAWS_RANDOM}")
             buffers = ", ".join(name for name, _ in module.named_buffers())
             if buffers:
                 findings.append(f"it keeps buffers ({buffers}), which all networks would share")
@@ -203,7 +207,7 @@ def blueprint_findings(blueprint: blueprints.Architecture, shape: FeatureShape) 
             own = Table(part.parameters(channels, channels)).unpack(rows)
             part.forward(own, torch.cat([x] * NUM_PROBED, dim=1))
     sides = "x".join(map(str, axes))
-    places = f" of {sides} {PLACES[len(axes)]}" * bool(axes)
+    places = f" of {sides} {PLACE_WORDS[len(axes)]}" * bool(axes)
     return [f"with {channels} channels{places} {fault}" for fault in findings]
 
 
@@ -306,9 +310,10 @@ def _batched_findings(host: UserHost) -> list[str]:
                 else:
                     x = segment.infer(run, segment.fold(values), x)
             except registry.RAISED as error:
+                if RANDOM_WORDS in str(error):
+                    return [f"{what} {DRAWS_RANDOM}"]
                 mode = f"for several networks in {'training' if training else 'eval'} mode"
-                raised = f"raises {type(error).__name__} {mode}: {one_line(error)}"
-                return [f"{what} {f'{DRAWS} {ADVICE}' if RANDOM in str(error) else raised}"]
+                return [f"{what} raises {type(error).__name__} {mode}: {one_line(error)}"]
             channels, *axes = segment.output_shape
             if x.shape != (NUM_PROBED, NUM_PROBED * channels, *axes):
                 return [f"{what} gives features of another shape in training than in eval mode"]

@@ -14,7 +14,7 @@ from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.data.batches import origin
-from esper_soa.nets.data.datasets import SUBSET, ImageSet
+from esper_soa.nets.data.datasets import SUBSET_WORDS, ImageSet
 from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
@@ -116,7 +116,7 @@ class TaskRun:
         modes = "+".join(cfg.reward.modes)
         for data in {entry.source.identity: entry.source for entry in sets}.values():
             named = data.source.startswith(data.name)
-            level = WARNING if data.source.startswith(SUBSET) else INFO
+            level = WARNING if data.source.startswith(SUBSET_WORDS) else INFO
             text = data.source if named else f"{data.name}: {data.source}"
             LOGGER.log(level, "data     %s", text)
             if isinstance(data, ImageSet) and data.num_classes is not None:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from esper_soa.nets.engines.cpu.cache import NativeError
 
-FOLDER = Path(__file__).parent
-FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math")
+SOURCE_FOLDER = Path(__file__).parent
+COMMON_FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math")
 FAMILY_FLAGS = {
     # Predictive commoning carries neighbouring pixels through registers that the tiles of taps.c
     # need for their sums.
@@ -27,10 +27,10 @@ FAMILY_FLAGS = {
 }
 # Asks for all that the processor of this machine has: of an x86-64 compiler by -march, of one for
 # arm64 by -mcpu.
-NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "": ""}
-LINK = ("-shared", "-fPIC", "-fvisibility=hidden")  # what is no entry point stays inside
-TIMEOUT = 120  # seconds for the compiler, which a run waits for
-MESSAGE = 300  # letters of a compiler's complaint that are passed on
+NATIVE_TARGETS = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "": ""}
+LINK_FLAGS = ("-shared", "-fPIC", "-fvisibility=hidden")  # what is no entry point stays inside
+COMPILER_SECONDS = 120  # seconds for the compiler, which a run waits for
+MESSAGE_LETTERS = 300  # letters of a compiler's complaint that are passed on
 
 
 class Compiler(NamedTuple):
@@ -59,25 +59,29 @@ def identify_compiler(command: list[str], folder: Path) -> Compiler:
     output = _run([*command, "-dM", "-E", "-x", "c", "-"], folder)
     macros = dict(re.findall(r'^#define (\w+) ?"?(.*?)"?$', output, re.MULTILINE))
     family = "clang" if "__clang__" in macros else "gcc" if "__GNUC__" in macros else ""
-    machine = next((name for name in NATIVE if f"__{name}__" in macros), "")
+    machine = next((name for name in NATIVE_TARGETS if f"__{name}__" in macros), "")
     return Compiler(tuple(command), family, machine, version=macros.get("__VERSION__", ""))
 
 
 def kernel_flags(compiler: Compiler, target: str = "") -> tuple[str, ...]:
     """What the kernels are compiled with; target: the option for a processor, by default ours."""
-    flags = (*FLAGS, *FAMILY_FLAGS[compiler.family], target or NATIVE[compiler.machine])
+    flags = (
+        *COMMON_FLAGS,
+        *FAMILY_FLAGS[compiler.family],
+        target or NATIVE_TARGETS[compiler.machine],
+    )
     return tuple(flag for flag in flags if flag)
 
 
 def compile_kernels(
-    compiler: Compiler, library: Path, target: str = "", timeout: int = TIMEOUT
+    compiler: Compiler, library: Path, target: str = "", timeout: int = COMPILER_SECONDS
 ) -> None:
     """Make `library`, in a folder in which the compiler may keep files of its own.
 
     target: as in kernel_flags; timeout: seconds that it may take. Raises NativeError.
     """
-    sources = [str(source) for source in sorted(FOLDER.glob("*.c"))]
-    flags = (*kernel_flags(compiler, target), *LINK)
+    sources = [str(source) for source in sorted(SOURCE_FOLDER.glob("*.c"))]
+    flags = (*kernel_flags(compiler, target), *LINK_FLAGS)
     _run([*compiler.command, *flags, *sources, "-o", str(library), "-lm"], library.parent, timeout)
     if not library.is_file():
         raise NativeError(f"{shlex.join(compiler.command[:1])} failed: it made no library")
@@ -86,12 +90,12 @@ def compile_kernels(
 def sources_digest() -> str:
     """SHA-256 of the names and the contents of all C files of this folder."""
     digest = hashlib.sha256()
-    for source in sorted(FOLDER.glob("*.[ch]")):
+    for source in sorted(SOURCE_FOLDER.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + hashlib.sha256(source.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
+def _run(command: list[str], folder: Path, timeout: int = COMPILER_SECONDS) -> str:
     """What a compiler that keeps its files in `folder` prints; its process group ends with this."""
     name = shlex.join(command[:1])
     try:
@@ -121,5 +125,5 @@ def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
     if process.returncode:
         lines = errors.splitlines() or [f"status {process.returncode}"]
         message = next((line for line in lines if "error" in line), lines[-1])
-        raise NativeError(f"{name} failed: {message[:MESSAGE]}")
+        raise NativeError(f"{name} failed: {message[:MESSAGE_LETTERS]}")
     return output

@@ -16,7 +16,7 @@ from esper_soa.nets import batched
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.data.images import crops_of
 from esper_soa.nets.engines.cpu import program, records
-from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
+from esper_soa.nets.gradients import EXPLODING_NORM, SMALLEST_NORM, VANISHING_NORM
 from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
 from esper_soa.nets.model.head import MEAN_LINEAR
@@ -30,7 +30,7 @@ from esper_soa.state import STATE_FLOAT
 from esper_soa.system.threads import Call
 from esper_soa.vocabulary import Blend
 
-KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments, which chain.h has
+SEGMENT_KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments, which chain.h has
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
@@ -39,7 +39,7 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     unknown = [one for one in blueprints if one not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
-    unsupported = foreign_segments(shape, KINDS)
+    unsupported = foreign_segments(shape, SEGMENT_KINDS)
     if unsupported:
         return f"there is none for segments of the host {name}: {unsupported}"
     if not is_chain(shape):
@@ -176,9 +176,9 @@ class CpuEngine(PieceEngine):
                     batch=images // num_batches,
                     accumulate=nets.accumulate,
                     images=records.crops_record(crops.bank, first),
-                    vanishing_norm=VANISHING,
-                    exploding_norm=EXPLODING,
-                    tiny=TINY,
+                    vanishing_norm=VANISHING_NORM,
+                    exploding_norm=EXPLODING_NORM,
+                    tiny=SMALLEST_NORM,
                 )
                 held: records.Held = {"envs": envs, "labels": labels}
                 held |= {"loss": loss, "correct": correct, "host": moves[0], "seed": moves[1]}

@@ -17,21 +17,21 @@ from typing import NamedTuple
 
 from esper_soa.nets.engines.cpu.cache import NativeError, load_cached, load_stored, store
 from esper_soa.nets.engines.cpu.compiler import (
+    COMMON_FLAGS,
     FAMILY_FLAGS,
-    FLAGS,
-    LINK,
-    NATIVE,
+    LINK_FLAGS,
+    NATIVE_TARGETS,
     compile_kernels,
     compiler_command,
     identify_compiler,
     sources_digest,
 )
-from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
+from esper_soa.nets.engines.cpu.prebuilt import LIBRARY_FOLDER, choose_prebuilt
 from esper_soa.system.caches import DRAFT_PREFIX, FolderError, drop_old_drafts, open_cache
 from esper_soa.system.cores import Processor, this_processor
 
-COMPILED = "compiled for this CPU"
-KERNELS = ("train_networks", "validate_networks", "sequence_block_pass", "sequence_head_pass")
+COMPILED_HERE = "compiled for this CPU"
+KERNEL_NAMES = ("train_networks", "validate_networks", "sequence_block_pass", "sequence_head_pass")
 
 
 class Kernels(NamedTuple):
@@ -48,7 +48,7 @@ def library_key(processor: Processor | None = None) -> str:
     libc = os.confstr(name) if name in os.confstr_names else None
     machine, _, kind = processor or this_processor()
     platform_key = platform.system(), machine, kind or platform.processor(), libc
-    source_key = sources_digest(), FLAGS, LINK, FAMILY_FLAGS, NATIVE
+    source_key = sources_digest(), COMMON_FLAGS, LINK_FLAGS, FAMILY_FLAGS, NATIVE_TARGETS
     return hashlib.sha256(repr(platform_key + source_key).encode()).hexdigest()[:20]
 
 
@@ -83,7 +83,7 @@ def find_kernels(libraries: Path, processor: Processor) -> Kernels:
     """
     path = load_cached(library_key(processor))
     if path is not None:
-        return _load(path, COMPILED)
+        return _load(path, COMPILED_HERE)
     try:
         prebuilt = choose_prebuilt(libraries, processor)
         if prebuilt is not None:
@@ -92,7 +92,7 @@ def find_kernels(libraries: Path, processor: Processor) -> Kernels:
     except NativeError as error:
         reasons = str(error)
     try:
-        return _load(build(), f"{COMPILED}, as {reasons}" if reasons else COMPILED)
+        return _load(build(), f"{COMPILED_HERE}, as {reasons}" if reasons else COMPILED_HERE)
     except NativeError as error:
         raise NativeError(f"{reasons}, and {error}" if reasons else str(error)) from error
 
@@ -101,7 +101,7 @@ def _load(path: Path, words: str) -> Kernels:
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         functions = ctypes.CDLL(str(path))
-        for name in KERNELS:
+        for name in KERNEL_NAMES:
             functions[name].argtypes = [ctypes.c_void_p]
     except (OSError, AttributeError) as error:
         remedy = "delete it to have it built again"
@@ -115,4 +115,4 @@ def kernels() -> Kernels:
 
     They are proven (proof.py) before a run takes them.
     """
-    return find_kernels(LIBRARIES, this_processor())
+    return find_kernels(LIBRARY_FOLDER, this_processor())

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.nets.engines.cpu.cache import NativeError
-from esper_soa.nets.engines.cpu.compiler import FOLDER, sources_digest
+from esper_soa.nets.engines.cpu.compiler import SOURCE_FOLDER, sources_digest
 from esper_soa.system.cores import Processor
 
-LIBRARIES = FOLDER / "libraries"
-MANIFEST = "manifest.json"
+LIBRARY_FOLDER = SOURCE_FOLDER / "libraries"
+MANIFEST_NAME = "manifest.json"
 # the level that is all that the building machine's processor has, for processors of its kind
-BUILDER = "native"
+BUILDER_LEVEL = "native"
 
 
 class ProcessorLevel(NamedTuple):
@@ -42,7 +42,7 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 # there is one more: processors of 2011 to 2013 have vectors of 8 floats but no FMA, and train with
 # them in a third of the time of v2. Code that is compiled for one processor is at most 4 % quicker
 # than that of its level, and is not waited for.
-LEVELS = (
+PROCESSOR_LEVELS = (
     ProcessorLevel("x86-64-v4", "x86_64", frozenset(_V4)),
     ProcessorLevel("x86-64-v3", "x86_64", frozenset(_V3)),
     ProcessorLevel("sandybridge", "x86_64", frozenset(_AVX)),
@@ -60,7 +60,7 @@ def write_manifest(
     """
     record = {"sources": sources_digest(), "compiler": compiler, "builder": builder}
     text = json.dumps(record | {"libraries": libraries}, indent=2)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
 
 
 def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | None:
@@ -71,16 +71,18 @@ def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | No
     if not folder.is_dir():
         return None
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
         digests = {library["level"]: library["sha256"] for library in manifest["libraries"]}
         builder = manifest["builder"]
         same_sources = manifest["sources"] == sources_digest()
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise NativeError(f"{folder / MANIFEST} is damaged (install the package again)") from error
-    levels = [BUILDER] if processor.kind and builder == processor.kind else []
+        raise NativeError(
+            f"{folder / MANIFEST_NAME} is damaged (install the package again)"
+        ) from error
+    levels = [BUILDER_LEVEL] if processor.kind and builder == processor.kind else []
     levels += [
         level.name
-        for level in LEVELS
+        for level in PROCESSOR_LEVELS
         if level.machine == processor.machine and level.needs <= processor.features
     ]
     best = next((name for name in levels if name in digests), None)
@@ -88,12 +90,12 @@ def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | No
         return None
     if not same_sources:
         words = "were made of other C files than those of"
-        raise NativeError(f"the libraries of {folder} {words} {FOLDER}")
+        raise NativeError(f"the libraries of {folder} {words} {SOURCE_FOLDER}")
     path = folder / f"{best}.so"
     try:
         content = path.read_bytes()
     except OSError as error:
         raise NativeError(f"{path} cannot be read: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != digests[best]:
-        raise NativeError(f"{path} is not what {MANIFEST} says (install the package again)")
-    return path, "prebuilt for this CPU" if best == BUILDER else f"prebuilt ({best})"
+        raise NativeError(f"{path} is not what {MANIFEST_NAME} says (install the package again)")
+    return path, "prebuilt for this CPU" if best == BUILDER_LEVEL else f"prebuilt ({best})"

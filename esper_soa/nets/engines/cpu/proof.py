@@ -32,7 +32,7 @@ from esper_soa.vocabulary import CNN_BLUEPRINTS as IMAGE_CODES
 from esper_soa.vocabulary import SEQUENCE_BLUEPRINTS as SEQUENCE_CODES
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
-RECORDS: dict[str, type[ctypes.Structure]] = {
+NATIVE_RECORDS: dict[str, type[ctypes.Structure]] = {
     "crops": records.CropsRecord,
     "sgd": records.Sgd,
     "networks": records.NativeNetworks,
@@ -42,12 +42,12 @@ RECORDS: dict[str, type[ctypes.Structure]] = {
     "sequence_block": SequenceBlock,
     "sequence_head": SequenceHead,
 }
-NAME = "native"  # in compute.engine
+ENGINE_NAME = "native"  # in compute.engine
 CPU = torch.device("cpu")
 # of the largest number; kernels and torch differ by about 1e-6, a wrong kernel by about 1
-ROUNDING = 1e-3
-BATCH = 3
-SAMPLES = 16
+PROOF_ROUNDING = 1e-3
+PROOF_BATCH = 3
+PROOF_SAMPLES = 16
 
 
 class Case(NamedTuple):
@@ -70,7 +70,7 @@ def image_case(channels: int) -> Case:
     shape = host_shape(task, sort_slots(task, ["r0c1"]))
     blends = {Blueprint.DEPTHWISE: Blend.MULTIPLY, Blueprint.BOTTLENECK: Blend.GATE}
     engine = CpuEngine(EngineChoice(True, ""))
-    learned = Blueprint.CONV_SMALL, synthetic(SAMPLES, SAMPLES, CPU)
+    learned = Blueprint.CONV_SMALL, synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU)
     return Case(lambda _: engine, task, shape, IMAGE_CODES, blends, *learned, 0.5)
 
 
@@ -83,7 +83,7 @@ def sequence_case(width: int) -> Case:
     task.weight_decay = 0.01
     shape = host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS)
     blends = {Blueprint.LORA: Blend.MULTIPLY, Blueprint.MLP: Blend.GATE}
-    tokens = torch.arange(20 * 20 * (SAMPLES + 2)) * 7919 % 8191 % 13
+    tokens = torch.arange(20 * 20 * (PROOF_SAMPLES + 2)) * 7919 % 8191 % 13
     text = text_set("proof", "", tokens.to(torch.uint8), context=20, num_tokens=13)
     engine = partial(SequenceEngine, EngineChoice(True, ""))
     return Case(
@@ -136,16 +136,18 @@ def choose_native(
     except NativeError as error:
         why = f"plain torch, slower: no native kernels, {error}"
         return EngineChoice(False, why, fallback=True)
-    return EngineChoice(True, f"native, {kernels().words}", sha256=kernels().sha256, name=NAME)
+    return EngineChoice(
+        True, f"native, {kernels().words}", sha256=kernels().sha256, name=ENGINE_NAME
+    )
 
 
 @cache
 def prove(exact: PieceEngine, sequences: bool = False) -> None:
     """Raise NativeError unless the library's records are ours and its networks those of `exact`."""
-    compare_records(RECORDS)
+    compare_records(NATIVE_RECORDS)
     cases = map(sequence_case, SEQUENCE_SIZES) if sequences else map(image_case, IMAGE_SIZES)
     for name, error in (pair for case in cases for pair in differences(case, exact)):
-        if not error <= ROUNDING:
+        if not error <= PROOF_ROUNDING:
             raise NativeError(
                 f"{kernels().functions._name} computes {name} of a small network otherwise than "
                 f"torch, by {error:.1e} (delete it to have it built again, by another compiler "
@@ -189,7 +191,9 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
     """Weights after a step, what it gave, and validation on own samples and on shared ones."""
     count = len(case.codes)
     kinds = np.array(case.codes)[:, None]
-    nets = NetsConfig(case.shape, case.task, (Stage.TRAINING,), env_chunk=count, eval_batch=BATCH)
+    nets = NetsConfig(
+        case.shape, case.task, (Stage.TRAINING,), env_chunk=count, eval_batch=PROOF_BATCH
+    )
     g = torch.Generator().manual_seed(seed)
     weights = pools.allocate(case.shape, count, CPU, dtype=torch.float32)
     for rows in weights.flatten_keys(".").values():
@@ -201,9 +205,9 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
     mask = np.ones_like(kinds, dtype=bool)
     visible = stage != Stage.TRAINING
     seeds = pools.ActiveSeeds(mask, stage, kinds, blend, ~mask, visible, visible, ~mask, ~mask)
-    order = torch.randint(SAMPLES, (count, BATCH), generator=g)
+    order = torch.randint(PROOF_SAMPLES, (count, PROOF_BATCH), generator=g)
     feed = case.samples.training(
-        Draw(order, torch.arange(count), 0, batch_size=BATCH, augment=True), dtype
+        Draw(order, torch.arange(count), 0, batch_size=PROOF_BATCH, augment=True), dtype
     )
     alpha = torch.full(kinds.shape, 0.6, dtype=torch.float64)
     trained = engine.train_(nets, weights, alpha, seeds, feed, 1)

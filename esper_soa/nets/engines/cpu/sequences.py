@@ -23,14 +23,14 @@ from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.parts import LayerSpec, Parameter
 from esper_soa.nets.model.segments import Forward, Scores, Segment
 from esper_soa.nets.model.sequence_parts import CausalAttention, Dense, SequencePart
-from esper_soa.nets.model.transformer import TENSORS, Layers, TiedHead
+from esper_soa.nets.model.transformer import LAYER_TENSORS, Layers, TiedHead
 from esper_soa.nets.passes import Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.sgd import Rules
 
 # Numbers of a table of tokens up to which the kernels have its products; torch has larger ones.
 MOST_TABLE = 2**18
-PADDING = 16  # numbers behind what is saved, which is read in whole vectors
-HALF = TENSORS // 2  # tensors of a block: of the norm, and of two linear layers
+SAVED_PADDING = 16  # numbers behind what is saved, which is read in whole vectors
+BLOCK_TENSORS = LAYER_TENSORS // 2  # tensors of a block: of the norm, and of two linear layers
 
 
 class SequenceBlock(ctypes.Structure):
@@ -40,9 +40,9 @@ class SequenceBlock(ctypes.Structure):
         *all_of(INTEGER, "nets batch length width heads inner normed gelu saves"),
         *all_of(NUMBER, "eps"),
         *all_of(POINTER, "x grad_out out grad_x statistics hidden mixed sums"),
-        ("parameters", POINTER * HALF),
-        ("steps", INTEGER * HALF),
-        ("gradients", POINTER * HALF),
+        ("parameters", POINTER * BLOCK_TENSORS),
+        ("steps", INTEGER * BLOCK_TENSORS),
+        ("gradients", POINTER * BLOCK_TENSORS),
     ]
 
 
@@ -72,7 +72,7 @@ def _memory_of(x: Tensor) -> Tensor:
 
 
 def _pointers(tensors: list[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    return (POINTER * HALF)(*[None if one is None else one.data_ptr() for one in tensors])
+    return (POINTER * BLOCK_TENSORS)(*[None if one is None else one.data_ptr() for one in tensors])
 
 
 class _Block(torch.autograd.Function):
@@ -94,7 +94,7 @@ class _Block(torch.autograd.Function):
         saves = any(ctx.needs_input_grad)  # type: ignore[attr-defined]
         count = nets * batch if saves else 1
         saved = [
-            rows.new_empty(count * length * numbers + PADDING)
+            rows.new_empty(count * length * numbers + SAVED_PADDING)
             for numbers in (2, kind.inner, width if kind.heads else 0, kind.heads)
         ]
         record = _block_record(kind, rows, tensors, saved=saved)
@@ -133,7 +133,9 @@ def _block_record(
     record.gelu = kind.gelu
     record.eps = NORM_EPS
     record.parameters = _pointers(tensors)
-    record.steps = (INTEGER * HALF)(*[0 if one is None else one.stride(0) for one in tensors])
+    record.steps = (INTEGER * BLOCK_TENSORS)(
+        *[0 if one is None else one.stride(0) for one in tensors]
+    )
     names = ("x", "statistics", "hidden", "mixed", "sums")
     return records.point(record, dict(zip(names, (rows, *saved), strict=True)))
 
@@ -188,9 +190,9 @@ class NativeLayers(Layers):
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         attention = BlockKind(self.heads, 3 * self.width)
         perceptron = BlockKind(0, 4 * self.width, gelu=True)
-        for first in range(0, self.count * TENSORS, TENSORS):
-            x = block(x, attention, list(folded[first : first + HALF]))
-            x = block(x, perceptron, list(folded[first + HALF : first + TENSORS]))
+        for first in range(0, self.count * LAYER_TENSORS, LAYER_TENSORS):
+            x = block(x, attention, list(folded[first : first + BLOCK_TENSORS]))
+            x = block(x, perceptron, list(folded[first + BLOCK_TENSORS : first + LAYER_TENSORS]))
         return run.fill(self.slot, x)
 
 
@@ -223,7 +225,7 @@ class NativeSeed(SequencePart):
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         kind = self.kind._replace(inner=parameters[0].shape[1])
-        if len(parameters) == HALF - 2:
+        if len(parameters) == BLOCK_TENSORS - 2:
             return block(x, kind, [None, None, *parameters])
         first, last = parameters  # without biases
         return block(x, kind, [None, None, first, None, last, None])

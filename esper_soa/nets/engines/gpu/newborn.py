@@ -18,7 +18,7 @@ from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.seeds.pools import SlotSeeds, row_layout
 
-TILE = 512  # columns
+TILE_COLUMNS = 512  # columns
 
 
 def seed_inits(weights: TensorDict, shape: HostShape) -> tuple[SeedInit, ...]:
@@ -34,9 +34,11 @@ def begin_(seed_inits: tuple[SeedInit, ...], seeds: SlotSeeds, keys: Tensor) -> 
     given = seeds.newborn, seeds.fresh_momentum, seeds.blueprint, seeds.blend
     states = [one.contiguous() for one in given]
     new_seeds = NewSeeds._make((*states, keys, tl.constexpr(len(seed_inits))))
-    tiles = triton.cdiv(max(seed_init.width.value for seed_init in seed_inits), TILE)
+    tiles = triton.cdiv(max(seed_init.width.value for seed_init in seed_inits), TILE_COLUMNS)
     grid = keys.shape[0], tiles, len(seed_inits)
-    newborn_kernel[grid](seed_inits, new_seeds, num_slots=len(seed_inits), tile=TILE, **EXACT)
+    newborn_kernel[grid](
+        seed_inits, new_seeds, num_slots=len(seed_inits), tile=TILE_COLUMNS, **EXACT
+    )
 
 
 def _seed_init(weights: TensorDict, shape: HostShape, slot: int) -> SeedInit:

@@ -25,7 +25,7 @@ from esper_soa.nets.engines.gpu.tile_sizes import padded
 from esper_soa.nets.engines.gpu.update import TensorTable, tensor_table
 from esper_soa.nets.model.host import HostShape
 
-TILE = 256  # pixels of an image that are cut at a time
+CUT_PIXELS = 256  # pixels of an image that are cut at a time
 
 
 class Plans(NamedTuple):
@@ -137,4 +137,6 @@ def crops_record(bank: ImageBank, first: Tensor) -> Crops:
 def cut_(crops: Crops, counter: Tensor, images: Tensor) -> None:
     """images [n, B, 1024, 4]: those of the batch that `counter` (int32 [1]) tells."""
     num_nets, batch = images.shape[:2]
-    cut_kernel[num_nets, batch](crops, batch, counter, images, side=IMAGE_SIZE, tile=TILE, **EXACT)
+    cut_kernel[num_nets, batch](
+        crops, batch, counter, images, side=IMAGE_SIZE, tile=CUT_PIXELS, **EXACT
+    )

@@ -19,8 +19,8 @@ from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
 from esper_soa.nets.model.head import MEAN_LINEAR
 from esper_soa.nets.model.host import HostShape, foreign_segments
 
-ENGINE = "esper_soa.nets.engines.gpu.engine"
-KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments
+ENGINE_MODULE = "esper_soa.nets.engines.gpu.engine"
+SEGMENT_KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments
 MAX_LANES = 128  # channels, or hidden units, of a block or of a seed's parts
 MOST_CLASSES = 1024
 # of a network in a batch: 65,535 tiles of 64 pixels are the most that a grid has
@@ -58,7 +58,7 @@ def obstacle(
 
     shared: bytes of shared memory that a program can have.
     """
-    unsupported = foreign_segments(shape, KINDS)
+    unsupported = foreign_segments(shape, SEGMENT_KINDS)
     if unsupported:
         return f"there is none for segments of the hosts: {unsupported}"
     known = {one.name for one in shape.blueprints if program.runs(one)}
@@ -98,5 +98,5 @@ def shared_bytes(shape: HostShape, lanes: int, dtype: torch.dtype, limit: int) -
 
 def load_engine(steps: StepCache, choice: EngineChoice) -> Engine:
     """The engine of the kernels, where they can run; steps: captured into CUDA graphs or not."""
-    engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, choice)
+    engine: Engine = importlib.import_module(ENGINE_MODULE).GpuEngine(steps, choice)
     return engine

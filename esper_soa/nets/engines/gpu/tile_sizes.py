@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 
 LEAST_SHARED = 99 << 10  # bytes for a program on the smallest GPUs that are supported
-RESERVED = 1024  # bytes that a program takes beside its own
+RESERVED_BYTES = 1024  # bytes that a program takes beside its own
 BLOCK_NUMBERS = 4096  # of a tile: pixels times channels; with more the registers do not suffice
 MAX_BLOCK_PIXELS = 128
 GROUP_BYTES = 128
 SLOT_NUMBERS = 1024  # of a tile: pixels times channels; with more the registers do not suffice
-STAGES = (3, 1)  # of a loop: so many loads are under way, each in shared memory of its own
-WIDE = 4  # bytes of a weight
+LOOP_STAGES = (3, 1)  # of a loop: so many loads are under way, each in shared memory of its own
+WEIGHT_BYTES = 4  # bytes of a weight
 
 
 class TileSizes(NamedTuple):
@@ -56,14 +56,14 @@ def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: 
     columns = min(16 if inputs <= 8 else 32, padded(inputs * taps))
     group = min(GROUP_BYTES // dtype.itemsize, padded(inputs * taps))
     pixels = min(MAX_BLOCK_PIXELS, BLOCK_NUMBERS // width)
-    step = pixels * columns * dtype.itemsize + columns * width * WIDE
+    step = pixels * columns * dtype.itemsize + columns * width * WEIGHT_BYTES
     operands = pixels * (group + width) * dtype.itemsize
-    least = max(operands, max(group, pixels) * width * WIDE)
+    least = max(operands, max(group, pixels) * width * WEIGHT_BYTES)
     fitting = [
         TileSizes(pixels, columns, group, stages=stages, shared=max(stages * step, least))
-        for stages in STAGES
+        for stages in LOOP_STAGES
     ]
-    half = limit // 2 - RESERVED // 2
+    half = limit // 2 - RESERVED_BYTES // 2
     return next((one for one in fitting if one.shared <= half), fitting[-1])
 
 
@@ -82,4 +82,4 @@ def slot_tile(lanes: int, dtype: torch.dtype) -> SlotTile:
     columns = 16 if lanes == 8 else 32
     group = 64 if lanes <= 32 else 32
     operands = max(columns * (pixels + lanes), pixels * (lanes + group)) * dtype.itemsize
-    return SlotTile(pixels, columns, group, shared=max(operands, lanes * group * WIDE))
+    return SlotTile(pixels, columns, group, shared=max(operands, lanes * group * WEIGHT_BYTES))

@@ -18,14 +18,14 @@ from esper_soa.nets.engines.gpu.kernels import update
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, rows
 from esper_soa.nets.engines.gpu.kernels.update import Measures, Pool
 from esper_soa.nets.engines.gpu.slots import SlotTable
-from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
+from esper_soa.nets.gradients import EXPLODING_NORM, SMALLEST_NORM, VANISHING_NORM
 from esper_soa.nets.model.blueprints import gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout, upload
 from esper_soa.nets.sgd import CLIP_EPS, Rules
 from esper_soa.state import STATE_FLOAT
 
-TILE = 512  # columns that a program moves
+TILE_COLUMNS = 512  # columns that a program moves
 STEP_REGISTERS = 64  # of a thread; the assembler aims at fewer and spills
 
 
@@ -59,7 +59,7 @@ def pools_of(
 ) -> tuple[Pool, ...]:
     """Pools of hosts and slots, with room for gradients; partials: [n, splits, width] of each."""
     stores = [weights["host"], *(weights["seeds", spec.name] for spec in shape.slots)]
-    tiles = triton.cdiv(max(store["params"].shape[1] for store in stores), TILE)
+    tiles = triton.cdiv(max(store["params"].shape[1] for store in stores), TILE_COLUMNS)
     pools = []
     for number, (store, part) in enumerate(zip(stores, partials, strict=True), start=-1):
         table = tables[max(number, 0)] if tables else None
@@ -88,7 +88,7 @@ def rule_numbers(rules: Rules, num_nets: int, device: torch.device) -> Tensor:
 
 def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
     """The statistics that measure_ writes, by name; it sees those that are flags as uint8."""
-    numbers = math.sqrt(shape.parameters.total), VANISHING, EXPLODING, TINY
+    numbers = math.sqrt(shape.parameters.total), VANISHING_NORM, EXPLODING_NORM, SMALLEST_NORM
     fields = [gradients[name] for name in Measures._fields[:6]]
     fields = [one.view(torch.uint8) if one.dtype == torch.bool else one for one in fields]
     return Measures(*fields, *constants(*numbers))
@@ -99,13 +99,18 @@ def sum_(
 ) -> None:
     """Gradients of all rows from their partials, `share` of them; kept: added to those there."""
     update.sum_kernel[_grid(pools)](
-        pools, slot_flags, num_pools=len(pools), tile=TILE, accumulate=accumulate, share=share
+        pools,
+        slot_flags,
+        num_pools=len(pools),
+        tile=TILE_COLUMNS,
+        accumulate=accumulate,
+        share=share,
     )
 
 
 def step_(pools: tuple[Pool, ...], slot_flags: Tensor, rules: Tensor, counter: Tensor) -> None:
     """One step of SGD of all rows that learn, by rule_numbers; counts the batch."""
-    sizes = {"eps": CLIP_EPS, "num_pools": len(pools), "tile": TILE}
+    sizes = {"eps": CLIP_EPS, "num_pools": len(pools), "tile": TILE_COLUMNS}
     update.step_kernel[_grid(pools)](
         pools, slot_flags, rules, counter, **sizes, **EXACT, maxnreg=STEP_REGISTERS
     )
@@ -118,7 +123,7 @@ def measure_(
     num_nets, num_tiles = pools[0].squares.shape
     known = tuple(tuple(table) for table in tables)
     update.measure_kernel[num_nets, len(tables)](
-        pools, known, slot_flags, measures, num_tiles, num_slots=len(tables), tile=TILE
+        pools, known, slot_flags, measures, num_tiles, num_slots=len(tables), tile=TILE_COLUMNS
     )
 
 

@@ -47,7 +47,7 @@ class TrainingChunk:
         groups = groups_of(shared.plan, envs, device)
         self.actives = [gather_rows(weights, shape, group, alpha=shared.alpha) for group in groups]
         self.trained = [active for active in self.actives if not active.group.frozen]
-        scaled = precision.SCALE in weights
+        scaled = precision.SCALE_KEY in weights
         self.scales = precision.LossScales(weights, self.env_numbers) if scaled else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=device)
