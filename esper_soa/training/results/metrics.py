@@ -46,8 +46,8 @@ MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # field
 SEED_COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
 SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
 BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
-# Parts that `_sums` adds up over envs, and the other parts by the dimension of the envs; `terms` are
-# means over env-steps.
+# Parts that `_sums` adds up over envs; then the others, by the dimension of the envs. `terms` are
+# over env-steps.
 SUMMED_PARTS = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
 PARTS_PER_ENV = (
     ("rollbacks", "blended", "cause", "parameters", "flop"),

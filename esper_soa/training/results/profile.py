@@ -156,7 +156,7 @@ def shares(seconds: dict[str, float]) -> str:
 
 
 def make_profile(mode: str, device: torch.device, folder: Path) -> Observer:
-    """The profile that the setting `profile` (off, phases, torch) asks for; a trace is trace.json."""
+    """The profile that `profile` (off, phases, torch) asks for; a trace goes to trace.json."""
     if mode == "phases":
         return PhaseProfile(device)
     return TraceProfile(device, folder / "trace.json") if mode == "torch" else NO_OBSERVER
