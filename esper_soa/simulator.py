@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PLAYERS = "esper_soa.training.loop.players"
 NETWORKS = "esper_soa.grown.networks"
 Value = str | int | float | bool
-ILLEGAL = ("raise", "wait")  # what an illegal action leads to
+ILLEGAL_MODES = ("raise", "wait")  # consequences of an illegal action
 
 
 class Info(NamedTuple):
@@ -106,14 +106,14 @@ class Simulator:
 
         illegal: "raise" or "wait"; see `make`. Raises UserError for what does not fit together.
         """
-        check(illegal in ILLEGAL, "illegal", illegal, allowed=" or ".join(ILLEGAL))
-        remedy = "Make a simulator of each."
+        allowed = " or ".join(ILLEGAL_MODES)
+        check(illegal in ILLEGAL_MODES, "illegal", illegal, allowed=allowed)
         check(
             not settings.worlds,
             "tasks",
             settings.tasks,
             allowed="a single task here",
-            remedy=remedy,
+            remedy="Make a simulator of each.",
         )
         self.settings = settings
         self.strict = illegal == "raise"
@@ -214,9 +214,17 @@ class Simulator:
                 decision, memory = agent.act(observed.view, memory)
             result, after = self._play(observed, decision.action)
             before = observed.view
-            seen = number, before.observation, before.masks, decision.action, result.terms.total
-            measured = before.state.signals.val_accuracy, before.state.guard.panic
-            yield Step(*seen, *measured, after is None, result.state)
+            yield Step(
+                number=number,
+                observation=before.observation,
+                masks=before.masks,
+                action=decision.action,
+                reward=result.terms.total,
+                accuracy=before.state.signals.val_accuracy,
+                terminated=before.state.guard.panic,
+                truncated=after is None,
+                state=result.state,
+            )
             observed = after
 
     def export(self, env: int) -> "GrownNetwork":
@@ -255,14 +263,18 @@ class Simulator:
         self._check_env(env)
         slots = self.state.slots[env]
         names = names_by_code(self.world.rules.nets.shape.blueprints)
-        found = []
-        for at, name in enumerate(self.slots):
-            if slots.live[at]:
-                kind = STAGE_NAMES[int(slots.stage[at])], names[int(slots.blueprint[at])]
-                own = float(slots.contribution[at]) if slots.contribution_known[at] else None
-                age = int(slots.seed_age[at])
-                found.append(Seed(name, *kind, float(slots.alpha[at]), age, own))
-        return found
+        return [
+            Seed(
+                slot=name,
+                stage=STAGE_NAMES[int(slot.stage)],
+                blueprint=names[int(slot.blueprint)],
+                alpha=float(slot.alpha),
+                age=int(slot.seed_age),
+                contribution=float(slot.contribution) if slot.contribution_known else None,
+            )
+            for name, slot in zip(self.slots, slots.unbind(0), strict=True)
+            if slot.live
+        ]
 
     def _info(self, view: View, restarted: Tensor) -> Info:
         legal = torch.zeros_like(restarted)
@@ -288,13 +300,13 @@ def make(
 ) -> Simulator:
     """A simulator with settings of `python -m esper_soa.train +experiment=<name> <overrides>`.
 
-    policy: who plays `episode`: wait, random, schedule, heuristic, a policy that ships (grower), a
-    run folder or file with a learned one, `module:name` of one of your own, or an Agent; None takes
-    what the experiment names. An Agent's illegal action is a UserError.
+    policy: the player of `episode`: wait, random, schedule, heuristic, a policy that ships
+    (grower), a run folder or file with a learned policy, `module:name` of a user's, or an Agent;
+    None takes the experiment's. An Agent's illegal action is a UserError.
     data: images instead of those that data.name asks for; task.num_classes follows them unless it
     is overridden.
-    illegal: what an illegal action of `step` leads to: "raise", ValueError; "wait", the env waits,
-    and Info.illegal says so.
+    illegal: the consequence of an illegal action of `step`: "raise", ValueError; "wait", the env
+    waits, and Info.illegal says so.
     overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
     settings: of the top level, by name: envs=16, seed=3, device="cpu", slots="[r0c0,r0c1]".
 

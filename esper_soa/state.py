@@ -23,7 +23,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # b
 
 
 def initial_values(kind: type[Record]) -> dict[str, float]:
-    """What the fields of a record begin at, by name."""
+    """Values that the fields of a record begin at, by name."""
     hints = kind.__annotations__.items()
     return {name: hint.__metadata__[0] for name, hint in hints if hint is not Tensor}
 
@@ -49,8 +49,8 @@ def with_fields(record: Record, **fields: Tensor | TensorClass) -> Record:
     """`record` with these fields in the place of its own, like its method `replace`, but unchecked
     and without copies of the records in it: one call instead of some dozens.
     """
-    own: dict[str, Tensor | TensorClass] = dict(record.items())
-    return unchecked(type(record), own | fields, record.batch_size)
+    present: dict[str, Tensor | TensorClass] = dict(record.items())
+    return unchecked(type(record), present | fields, record.batch_size)
 
 
 def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
@@ -70,17 +70,20 @@ def known_false(where: Tensor) -> bool:
     return not bool(where.any())
 
 
-def select(where: Tensor, one: Record, other: Record) -> Record:
-    """`one` in the envs of `where` (bool [N]), `other` in the rest; records [N, ...] of a kind."""
+def select(where: Tensor, inside: Record, outside: Record) -> Record:
+    """Record of `inside` in the envs of `where` (bool [N]) and `outside` in the rest.
+
+    inside, outside: records [N, ...] of the same class.
+    """
     masks = {dims: where.reshape(-1, *[1] * (dims - 1)) for dims in (1, 2, 3)}
-    pairs = {name: (value, other.get(name)) for name, value in one.items()}
-    selected = {
-        name: torch.where(masks[first.ndim], first, its)
-        if isinstance(first, Tensor)
-        else select(where, first, its)
-        for name, (first, its) in pairs.items()
-    }
-    return other.replace(**selected)  # type: ignore[no-any-return]
+    selected = {}
+    for name, value in inside.items():
+        default = outside.get(name)
+        if isinstance(value, Tensor):
+            selected[name] = torch.where(masks[value.ndim], value, default)
+        else:
+            selected[name] = select(where, value, default)
+    return outside.replace(**selected)  # type: ignore[no-any-return]
 
 
 def set_where(record: Record, where: Tensor, values: Mapping[str, Tensor | float]) -> Record:
@@ -96,10 +99,11 @@ def chosen(values: Tensor, choice: Tensor) -> Tensor:
 
 def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
     """Whether tensors are equal to the bit, in dtype and shape too; so NaN may equal NaN."""
-    pairs = [*zip(mine, theirs, strict=True)]
-    same = all(one.dtype == other.dtype for one, other in pairs)
-    bits = [[one.view(INTEGERS[one.element_size()]) for one in pair] for pair in pairs]
-    return same and all(torch.equal(*pair) for pair in bits)
+    for left, right in zip(mine, theirs, strict=True):
+        bits = INTEGERS[left.element_size()]
+        if left.dtype != right.dtype or not torch.equal(left.view(bits), right.view(bits)):
+            return False
+    return True
 
 
 class Slots(TensorClass["tensor_only", "frozen"]):
@@ -235,10 +239,10 @@ class Totals(TensorClass["tensor_only", "frozen"]):
 class Ending(TensorClass["tensor_only", "frozen"]):
     """Whether an env's episode ended before its last env-step [N]; see env/early_stop.py."""
 
-    # Percent, the accuracy that last counted as a gain. Any is one at first; finite, as all is.
+    # Percent, the accuracy that last counted as a gain; any is a gain at first.
     best: Annotated[Tensor, -200.0]
     since: Annotated[Tensor, 0]  # env-steps since then
-    cause: Annotated[Tensor, 0]  # early_stop.Cause; 0 while the episode goes on
+    cause: Annotated[Tensor, 0]  # early_stop.Cause, NONE while the episode goes on
 
     @property
     def over(self) -> Tensor:
@@ -303,7 +307,7 @@ class View(TensorClass["tensor_only", "frozen"]):
 
 
 class Decision(TensorClass["tensor_only", "frozen"]):
-    """One action per env, and what the learner remembers of it (zeros from scripted policies)."""
+    """One action per env, and the learner's memories of it (zeros from scripted policies)."""
 
     action: Action
     log_probs: Tensor  # float32 [N, 8], per head, 0 for heads that the op makes irrelevant

@@ -130,9 +130,9 @@ class Head(NamedTuple):
     # Its choice where it does not matter (log-prob 0, entropy 0); not so for slot and op.
     placeholder: int
     ops: tuple[int, ...]  # for which it matters
-    # Of its choices, which actions may use; slots and blueprints are those of the run.
+    # Names of its choices, which actions may use; slots and blueprints are those of the run.
     names: tuple[str, ...] = ()
-    # What each choice stands for, in tables; its name where there are none.
+    # Values of the choices, in tables; their names stand for them where there are none.
     values: tuple[int, ...] | tuple[float, ...] = ()
     # Masked down to its placeholder where none of these ops is legal; others keep all choices.
     fixed: bool = False

@@ -31,7 +31,7 @@ from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import DataConfig, TaskConfig, sort_slots
 from esper_soa.config.settings import TrainConfig, settings_yaml
-from esper_soa.grown.module_files import ENTRY, ModuleFileError, load, save
+from esper_soa.grown.module_files import METADATA_ENTRY, ModuleFileError, load, save
 from esper_soa.lab.report.page import page_of
 from esper_soa.lab.report.run_files import read_run
 from esper_soa.lab.run_folders import find_run_folders, read_settings
@@ -154,8 +154,8 @@ def with_entry(content: bytes, changes: list) -> bytes:
     """The file of a module with parts of its description replaced."""
     end = 8 + int.from_bytes(content[:8], "little")
     head = json.loads(content[8:end])
-    head["__metadata__"][ENTRY] = json.dumps(
-        changed(json.loads(head["__metadata__"][ENTRY]), changes)
+    head["__metadata__"][METADATA_ENTRY] = json.dumps(
+        changed(json.loads(head["__metadata__"][METADATA_ENTRY]), changes)
     )
     again = json.dumps(head).encode()
     return len(again).to_bytes(8, "little") + again + content[end:]

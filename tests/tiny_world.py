@@ -71,10 +71,10 @@ class SingleEnv(Reduction):
         self.first_env = env
         self.num_envs = num_envs
 
-    def all_envs(self, own: int) -> int:
+    def all_envs(self, num_here: int) -> int:
         return self.num_envs
 
-    def own(self, entries: Tensor, dim: int = 0) -> Tensor:
+    def rows_here(self, entries: Tensor, dim: int = 0) -> Tensor:
         return entries.narrow(dim, self.first_env, 1)
 
 

@@ -55,17 +55,14 @@ class FlatEnvs:
         """
         check(actions in ACTIONS, "actions", actions, allowed=" or ".join(ACTIONS))
         early = sim.settings.early_stop
-        given = f"(patience={early.patience}, rollbacks={early.rollbacks})"
-        allowed = f"off in environments of other libraries with {sim.num_envs} envs"
-        reason = "There an env that has ended begins anew at once and alone, and the hosts of a"
-        reason += " simulator all begin together. Take one env, or several of one in the"
-        reason += " library's own vector env."
         check(
             not early.enabled or sim.num_envs == 1,
             "early_stop",
-            given,
-            allowed=allowed,
-            remedy=reason,
+            f"(patience={early.patience}, rollbacks={early.rollbacks})",
+            allowed=f"off in environments of other libraries with {sim.num_envs} envs",
+            remedy="There an env that has ended begins anew at once and alone, and the hosts of a "
+            "simulator all begin together. Take one env, or several of one in the library's own "
+            "vector env.",
         )
         self.sim = sim
         self.joint = actions == "joint"
@@ -79,7 +76,7 @@ class FlatEnvs:
 
     @property
     def shown(self) -> FlatObservation:
-        """What the next action answers; RuntimeError before `reset`."""
+        """The observation that the next action answers; RuntimeError before `reset`."""
         if self._shown is None:
             raise RuntimeError("call reset first")
         return self._shown
@@ -100,16 +97,27 @@ class FlatEnvs:
         last_info = info
         over = bool(truncated.all())
         observation_row = self._show(observation, info.masks)
-        both = zip(before, observation_row, strict=True)
-        last = FlatObservation(*(torch.where(terminated[:, None], *pair) for pair in both))
+        ended = terminated[:, None]
+        last = FlatObservation(
+            torch.where(ended, before.features, observation_row.features),
+            torch.where(ended, before.action_mask, observation_row.action_mask),
+        )
         terminated = terminated | self.sim.env.terminated
         if go_on and over:
             initial, fresh = self.sim.reset()
             observation_row = self._show(initial, fresh.masks)
             info = fresh._replace(illegal=info.illegal)
         self._shown = observation_row
-        rows = observation_row, last
-        return Turn(*rows, reward, terminated, truncated & ~terminated, info, last_info, over)
+        return Turn(
+            shown=observation_row,
+            last=last,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated & ~terminated,
+            info=info,
+            last_info=last_info,
+            over=over,
+        )
 
     def _show(self, observation: Observation, masks: Masks) -> FlatObservation:
         present = observation.blueprints[:, :, None] == self.codes
@@ -117,13 +125,12 @@ class FlatEnvs:
         if self.joint:
             return FlatObservation(features, self.sim.joint.mask(masks))
         # NOOP stands for no blueprint, which agents that mask need where nothing is legal
-        own = masks.blueprint
-        noop = torch.arange(own.shape[1], device=own.device) == Blueprint.NOOP
-        parts = {head.name: masks.get(head.name) for head in HEADS} | {"blueprint": own | noop}
+        parts = {head.name: masks.get(head.name).clone() for head in HEADS}
+        parts["blueprint"][:, Blueprint.NOOP] = True
         return FlatObservation(features, torch.cat(list(parts.values()), 1))
 
 
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
     """Envs of `make(experiment, illegal="wait", **settings)`; raises UserError as there."""
-    settings_list = with_policy(play_settings(experiment, (), settings), "wait")
-    return FlatEnvs(Simulator(settings_list, illegal="wait"), actions)
+    played = with_policy(play_settings(experiment, (), settings), "wait")
+    return FlatEnvs(Simulator(played, illegal="wait"), actions)

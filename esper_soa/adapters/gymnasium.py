@@ -29,13 +29,13 @@ Shown = tuple[Arrays, Facts]
 
 
 def observation_space(envs: FlatEnvs) -> spaces.Dict:
-    """Of one env: `features` float32 [F], `action_mask` int8 [K], 1 = legal."""
+    """The space of an env's observation: float32 [F], and a mask int8 [K] in which 1 is legal."""
     features = spaces.Box(-np.inf, np.inf, (envs.num_features,), np.float32)
     return spaces.Dict({"features": features, "action_mask": spaces.MultiBinary(envs.num_actions)})
 
 
 def action_space(envs: FlatEnvs) -> spaces.Space:
-    """Of one env: a joint action, or a choice per head."""
+    """The space of an env's action: a joint action, or a choice per head."""
     if envs.joint:
         return spaces.Discrete(envs.num_actions)
     return spaces.MultiDiscrete(list(envs.head_sizes))

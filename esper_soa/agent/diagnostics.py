@@ -78,7 +78,7 @@ def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Met
     parts = dict(policy.named_children())
     parts |= dict(parts.pop("heads").named_children())
     return {
-        f"gradient_norm/{name}": gradient_norm([gradients[one] for one in part.parameters()])
+        f"gradient_norm/{name}": gradient_norm([gradients[weight] for weight in part.parameters()])
         for name, part in parts.items()
     }
 
@@ -128,12 +128,19 @@ def action_shares(rollout: GatheredRollout) -> Metrics:
 
 
 def with_extremes(history: list[Metrics], reduction: Reduction) -> list[Metrics]:
-    """Every pass with the extremes over all envs; all else is over all of them already."""
-    both = [[name for name in names if name in history[0]] for names in (LARGEST, SMALLEST)]
-    columns = ([torch.stack([one[name] for one in history]) for name in names] for names in both)
-    highest, lowest = reduction.extremes(*columns)
-    found = dict(zip([*both[0], *both[1]], [*highest, *lowest], strict=True)).items()
-    return [one | {name: column[at] for name, column in found} for at, one in enumerate(history)]
+    """Every pass with its extremes over all envs; the means are over all of them already."""
+    largest = {name: _column(history, name) for name in LARGEST if name in history[0]}
+    smallest = {name: _column(history, name) for name in SMALLEST if name in history[0]}
+    highest, lowest = reduction.extremes([*largest.values()], [*smallest.values()])
+    extremes = dict(zip([*largest, *smallest], [*highest, *lowest], strict=True))
+    return [
+        metrics | {name: column[place] for name, column in extremes.items()}
+        for place, metrics in enumerate(history)
+    ]
+
+
+def _column(history: list[Metrics], name: str) -> Tensor:
+    return torch.stack([metrics[name] for metrics in history])
 
 
 def read_diagnostics(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str, float]:
@@ -142,7 +149,7 @@ def read_diagnostics(history: list[Metrics], summary: Metrics, epochs: int) -> d
     `history` holds every pass of every one of `epochs`; those after the stop are left out. Means
     are over the gradient steps taken, NaN for none.
     """
-    columns = {name: torch.stack([one[name].double() for one in history]) for name in history[0]}
+    columns = {name: _column(history, name).double() for name in history[0]}
     stepped = columns.pop("go") > 0
     evaluated = columns.pop("looked_at") > 0
     non_finite = columns.pop("not_finite")

@@ -18,7 +18,8 @@ MAX_FLOOR_MASS = 0.99  # all floors of a head together take at most this much pr
 def side_by_side(heads: Sequence[Tensor]) -> Tensor:
     """[..., K, C] of K heads [..., 1 to C], each with 0 or False behind its own entries."""
     size = max(head.shape[-1] for head in heads)
-    return torch.stack([nn.functional.pad(one, (0, size - one.shape[-1])) for one in heads], dim=-2)
+    padded = [nn.functional.pad(head, (0, size - head.shape[-1])) for head in heads]
+    return torch.stack(padded, dim=-2)
 
 
 def probabilities(log_probs: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def masked_log_probs(logits: Tensor, mask: Tensor, floor: float | Tensor) -> Ten
     keeps at least f and every logit its gradient. Illegal choices get MASKED_LOGIT: probability 0.
     """
     legal = torch.where(mask, logits.float(), MASKED_LOGIT).movedim(-1, 0)
-    # rows of some numbers each are slow on a CPU, columns are not
+    # on a CPU rows of a few numbers are slow, columns are not
     log_probs = torch.log_softmax(legal.contiguous(), dim=0).movedim(0, -1)
     num_legal = mask.sum(-1, keepdim=True, dtype=torch.float32).clamp(min=1)
     mass = (num_legal * floor).clamp(max=MAX_FLOOR_MASS)

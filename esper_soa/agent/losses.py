@@ -6,6 +6,7 @@ env-steps that count. A loss is made of means, which `global_means` puts togethe
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 MAX_HEAD_LOG_RATIO = 20.0
 MAX_JOINT_LOG_RATIO = 30.0
-Total: TypeAlias = Callable[..., tuple[Tensor, ...]]  # the sums over all processes of what each has
+Total: TypeAlias = Callable[..., tuple[Tensor, ...]]  # sums each of its tensors over all processes
 
 
 class Mean(NamedTuple):
@@ -33,10 +34,13 @@ Means: TypeAlias = dict[str, Mean]
 
 def global_means(parts: Sequence[Means], total: Total) -> Means:
     """The means over the env-steps of all processes, from those of rollouts in this one."""
-    names = parts[0]
-    columns = zip(*([one for name in names for one in part[name]] for part in parts), strict=True)
-    sums = iter(total(*(reduce(torch.add, column) for column in columns)))
-    return {name: Mean(*pair) for name, *pair in zip(names, sums, sums, strict=True)}
+    columns = [reduce(_add_means, [part[name] for part in parts]) for name in parts[0]]
+    sums = iter(total(*chain.from_iterable(columns)))
+    return {name: Mean(next(sums), next(sums)) for name in parts[0]}
+
+
+def _add_means(first: Mean, second: Mean) -> Mean:
+    return Mean(first.summed + second.summed, first.weight + second.weight)
 
 
 def mean_where(x: Tensor, mask: Tensor) -> Mean:
@@ -67,7 +71,7 @@ def joint_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def ratio_means(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float) -> Means:
-    """How far the policy has moved from the one that acted, from log_ratio [..., 8].
+    """Distance of the policy from the one that acted, from log_ratio [..., 8].
 
     relevant: bool [..., 8], heads that mattered, on valid env-steps only; valid: bool [...]. `kl`
     [8] is Schulman's estimator (r - 1) - log r, `mattered` [8] the share of env-steps on which a
@@ -94,7 +98,7 @@ def divergence(kl: Tensor, shares: Tensor) -> Tensor:
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, relevant: Tensor, clip: float) -> Mean:
-    """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be large.
+    """Clipped gain [8] (Schulman et al. 2017) of each head, the mean over its relevant env-steps.
 
     advantages: [...]; relevant: bool [..., 8], heads that mattered on env-steps with a choice.
     """

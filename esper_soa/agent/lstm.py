@@ -47,8 +47,10 @@ class ResidualLSTM(nn.Module):
             for start, end in zip(starts, [*starts[1:], x.shape[0]], strict=True):
                 fresh = reset[start].reshape(1, -1, 1)
                 begin = [torch.where(fresh, 0.0, m) for m in memory]
-                given = x[start:end], begin, lstm_parameters(layer)
-                part, *memory = torch.lstm(*given, True, 1, 0.0, self.training, False, False)
+                weights = lstm_parameters(layer)
+                part, *memory = torch.lstm(
+                    x[start:end], begin, weights, True, 1, 0.0, self.training, False, False
+                )
                 parts.append(part)
                 cells.append(memory[1])
             h = torch.cat(parts)

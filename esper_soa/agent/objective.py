@@ -76,7 +76,7 @@ def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coe
     )
 
 
-Part: TypeAlias = tuple[Evaluation, Batch]  # what the network says of a batch, the batch
+Part: TypeAlias = tuple[Evaluation, Batch]  # the network's outputs for a batch, the batch
 
 
 def total_loss(
@@ -91,15 +91,18 @@ def total_loss(
     A head counts where the effective op made it matter, so a vetoed action is not credited. Means
     are over all envs of the minibatch; the gradient is the share of this process.
     """
-    both = [(one.log_probs, batch.rows.log_probs) for one, batch in parts]
-    log_ratios = [losses.clamped_log_ratio(*pair) for pair in both]
-    own = [
-        policy_means(evaluation, log_ratio, batch, clip=config.clip_ratio)
-        | critic_means(evaluation, batch, config, known=torch.ones_like(batch.rows.valid))
-        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
-        for (evaluation, batch), log_ratio in zip(parts, log_ratios, strict=True)
-    ]
-    means = losses.global_means(own, reduction.total)
+    means_by_part = []
+    ratios = []
+    for evaluation, batch in parts:
+        valid = batch.rows.valid
+        log_ratio = losses.clamped_log_ratio(evaluation.log_probs, batch.rows.log_probs)
+        means_by_part.append(
+            policy_means(evaluation, log_ratio, batch, clip=config.clip_ratio)
+            | critic_means(evaluation, batch, config, known=torch.ones_like(valid))
+            | diagnostics.memory_means(evaluation.hidden, evaluation.cell, valid)
+        )
+        ratios.append(torch.where(valid, losses.joint_ratio(log_ratio), 1.0))
+    means = losses.global_means(means_by_part, reduction.total)
     policy = -means["surrogate"].value.sum()
     critics, metrics = critic_losses(means, weights)
     entropy = -(tables.multiplier * means["entropy"].value).sum()
@@ -107,10 +110,6 @@ def total_loss(
     floor = losses.floor_penalty(means["available"], tables.floor, penalty)
     loss = policy + critics + weights.entropy * entropy + floor
     kl = means["kl"].value
-    ratios = [
-        torch.where(batch.rows.valid, losses.joint_ratio(log_ratio), 1.0)
-        for (_, batch), log_ratio in zip(parts, log_ratios, strict=True)
-    ]
     metrics |= {
         "loss": loss,
         "policy_loss": policy,
@@ -119,7 +118,7 @@ def total_loss(
         "approx_kl": losses.divergence(kl, means["mattered"].value),
         "clip_fraction": means["clip_fraction"].value,
         "ratio_max": losses.largest_of(ratios),
-        "ratio_min": -losses.largest_of([-one for one in ratios]),
+        "ratio_min": -losses.largest_of([-ratio for ratio in ratios]),
     }
     metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
     metrics |= by_head("entropy", means["decided"].value)
@@ -129,13 +128,15 @@ def total_loss(
 
 def _with_memory_health(metrics: Metrics, means: Means, parts: Sequence[Part]) -> Metrics:
     """The metrics of a loss and the health of the memory, without gradient."""
-    memories = [(one.hidden, one.cell, batch.rows.valid) for one, batch in parts]
+    memories = [
+        (evaluation.hidden, evaluation.cell, batch.rows.valid) for evaluation, batch in parts
+    ]
     metrics |= diagnostics.memory_health(means, memories)
     return {name: metric.detach() for name, metric in metrics.items()}
 
 
 def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
-    """What the policy's terms and diagnostics are made of; `decided`: entropies with a choice."""
+    """Means that the policy's terms and diagnostics use; `decided`: entropies with a choice."""
     rows = batch.rows
     relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
     free = (rows.valid & ~rows.forced).unsqueeze(-1)
@@ -159,13 +160,15 @@ def imitation_loss(
     a choice (Ross et al. 2011). Critics learn the returns of what was played, so the value of an op
     only where the teacher would have done the same.
     """
-    own = [
-        agreement_means(one, batch.rows)
-        | critic_means(one, batch, config, known=batch.rows.action.op == batch.rows.effective_op)
-        | diagnostics.memory_means(one.hidden, one.cell, batch.rows.valid)
-        for one, batch in parts
-    ]
-    means = losses.global_means(own, reduction.total)
+    means_by_part = []
+    for evaluation, batch in parts:
+        rows = batch.rows
+        means_by_part.append(
+            agreement_means(evaluation, rows)
+            | critic_means(evaluation, batch, config, known=rows.action.op == rows.effective_op)
+            | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid)
+        )
+    means = losses.global_means(means_by_part, reduction.total)
     cross_entropy = -means["chosen"].value
     critics, metrics = critic_losses(means, weights)
     loss = cross_entropy + critics
@@ -175,7 +178,7 @@ def imitation_loss(
 
 
 def agreement_means(evaluation: Evaluation, rows: Row) -> Means:
-    """How likely the choices of the teacher are, and how often they are the likeliest."""
+    """Log-probability of the teacher's choices, and the share of them that is the likeliest."""
     free = rows.valid & ~rows.forced
     relevant = relevant_heads(rows.action.op) & free.unsqueeze(-1)
     log_probs = torch.where(relevant, evaluation.log_probs, 0.0).sum(-1)
@@ -192,11 +195,13 @@ def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, known:
     rows = batch.rows
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
-    target = rows.contribution, measured, config.contribution_clip
+    contribution = losses.contribution_error(
+        evaluation.contribution, rows.contribution, measured, clip=config.contribution_clip
+    )
     return {
         "value": losses.half_squared_error(evaluation.value, batch.targets, weight),
         "q": losses.half_squared_error(evaluation.q, batch.targets, weight * known),
-        "contribution": losses.contribution_error(evaluation.contribution, *target),
+        "contribution": contribution,
     }
 
 

@@ -15,27 +15,29 @@ from esper_soa.agent.policy import Evaluation, RecurrentPolicy
 from esper_soa.agent.rollout import Row
 from esper_soa.system.threads import Call, chunks, run_pieces
 
-ENVS = 16  # of a piece, at most; with fewer, products are slower
-WORK = 1_000_000_000  # multiplications of a forward pass; one of less is not cut
+PIECE_ENVS = 16  # of a piece, at most; with fewer, products are slower
+# Multiplications of a forward pass from which on it is cut.
+MIN_CUT_WORK = 1_000_000_000
 
 
 def evaluate(
     policy: RecurrentPolicy, rows: Row, starts: list[int], noise: Tensor, workers: int
 ) -> Evaluation:
-    """`RecurrentPolicy.evaluate` of rows [T, n]; on a CPU and where there is much to do, it and its
-    backward pass are by so many threads.
+    """`RecurrentPolicy.evaluate` of rows [T, n]. A large one on a CPU, and its backward pass, are
+    spread over `workers` threads.
     """
     envs = rows.shape[1]
-    work = rows.numel() * sum(one.numel() for one in policy.parameters())
-    if noise.device.type != "cpu" or work < WORK or envs == 1:
+    work = rows.numel() * sum(weight.numel() for weight in policy.parameters())
+    if noise.device.type != "cpu" or work < MIN_CUT_WORK or envs == 1:
         return policy.evaluate(rows, starts, noise)
-    cuts = [slice(own[0], own[-1] + 1) for own in chunks(envs, min(ENVS, -(-envs // 2)))]
+    members = chunks(envs, min(PIECE_ENVS, -(-envs // 2)))
+    cuts = [slice(piece[0], piece[-1] + 1) for piece in members]
     pieces = [partial(policy.evaluate, rows[:, cut], starts, noise[:, cut]) for cut in cuts]
     return Evaluation(*Pieces.apply(workers, pieces, *policy.parameters()))  # type: ignore[no-untyped-call]
 
 
-class Kept(FunctionCtx):
-    """What the backward pass of Pieces is given."""
+class PiecesContext(FunctionCtx):
+    """Values that the forward pass of Pieces keeps for the backward pass."""
 
     workers: int
     parameters: tuple[Tensor, ...]
@@ -47,7 +49,10 @@ class Pieces(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Kept, workers: int, pieces: Sequence[Callable[[], Evaluation]], *parameters: Tensor
+        ctx: PiecesContext,
+        workers: int,
+        pieces: Sequence[Callable[[], Evaluation]],
+        *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         """The fields of the evaluation of all envs."""
 
@@ -60,20 +65,20 @@ class Pieces(torch.autograd.Function):
         ctx.parameters = parameters
         ctx.evaluations = run_pieces([partial(run, piece) for piece in pieces], workers)
         outputs = tuple(torch.cat(parts, 1) for parts in zip(*ctx.evaluations, strict=True))
-        first = zip(outputs, ctx.evaluations[0], strict=True)
-        ctx.mark_non_differentiable(*(one for one, part in first if not part.requires_grad))
+        pairs = zip(outputs, ctx.evaluations[0], strict=True)
+        ctx.mark_non_differentiable(*(whole for whole, part in pairs if not part.requires_grad))
         return outputs
 
     @staticmethod
-    def backward(ctx: Kept, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: PiecesContext, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the parameters, those of the pieces added in their order."""
-        known = {place: one for place, one in enumerate(gradients) if one is not None}
+        known = {place: part for place, part in enumerate(gradients) if part is not None}
         sizes = [evaluation.value.shape[1] for evaluation in ctx.evaluations]
-        cut = zip(*(one.split(sizes, 1) for one in known.values()), strict=True)
+        cut = zip(*(gradient.split(sizes, 1) for gradient in known.values()), strict=True)
 
-        def run(evaluation: Evaluation, own: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
+        def run(evaluation: Evaluation, cut: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
             outputs = [evaluation[place] for place in known]
-            return torch.autograd.grad(outputs, ctx.parameters, own, materialize_grads=True)
+            return torch.autograd.grad(outputs, ctx.parameters, cut, materialize_grads=True)
 
         pieces = [partial(run, *pair) for pair in zip(ctx.evaluations, cut, strict=True)]
         by_piece = run_pieces(pieces, ctx.workers)

@@ -7,6 +7,7 @@ the update and gives the same log-probabilities. Weights are shared by all slots
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -231,15 +232,15 @@ class RecurrentPolicy(nn.Module):
     @torch.no_grad()
     def act_with_probabilities(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
         """Like `act`, and the probabilities of all choices: float32 [N, X] in HEADS order."""
-        parts = (view.observation, view.masks, view.noise, memory)
-        if self.steps is None:
-            return self.decide_with_probabilities(*parts)
-        return captured_call(self.steps, "act", self.decide_with_probabilities, *parts)
+        decide = self.decide_with_probabilities
+        if self.steps is not None:
+            decide = partial(captured_call, self.steps, "act", decide)
+        return decide(view.observation, view.masks, view.noise, memory)
 
     def decide_with_probabilities(
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
     ) -> tuple[Decision, Memory, Tensor]:
-        """`act_with_probabilities` on what it looks at of a View; noise float32 [N, 8]."""
+        """`act_with_probabilities` from those parts of a View; noise float32 [N, 8]."""
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
         numbers = dict(zip(HEAD_NAMES, noise.unbind(-1), strict=True))
@@ -253,15 +254,15 @@ class RecurrentPolicy(nn.Module):
             log_probs = masked_log_probs(logits, side_by_side([*legal.values()]), floor)
             drawn = torch.stack([numbers[name] for name in legal], dim=-1)
             choice = log_probs.argmax(-1) if self.deterministic else choose(log_probs, drawn)
-            own = chosen(log_probs, choice).unbind(-1)
             choices = choice.movedim(-1, 0).contiguous()
-            parts = zip(log_probs.unbind(-2), choices, own, strict=True)
+            taken = chosen(log_probs, choice).unbind(-1)
+            parts = zip(log_probs.unbind(-2), choices, taken, strict=True)
             played.update(zip(legal, parts, strict=True))
             return choices[0]
 
         op = play({"op": masks.op}, x)
         legal = head_masks(masks, op)
-        slot = play({"slot": legal["slot"]}, torch.cat([x, one_hot(op, x)], dim=-1), slots)
+        slot = play({"slot": legal["slot"]}, torch.cat([x, indicators(op, x)], dim=-1), slots)
         details = {name: mask for name, mask in legal.items() if name not in played}
         play(details, torch.cat([x, slot_encoding(slots, slot)], dim=-1))
         ordered = [played[name] for name in HEAD_NAMES]
@@ -269,8 +270,8 @@ class RecurrentPolicy(nn.Module):
         action = unchecked(Action, dict(zip(HEAD_NAMES, choices, strict=True)), op.shape)
         value = self.value_head(x).squeeze(-1)
         fields = {"action": action, "log_probs": torch.stack(log_probs, dim=-1), "value": value}
-        sized = zip(distributions, legal.values(), strict=True)
-        all_log_probs = torch.cat([one[..., : mask.shape[-1]] for one, mask in sized], dim=-1)
+        masked = zip(distributions, legal.values(), strict=True)
+        all_log_probs = torch.cat([head[..., : mask.shape[-1]] for head, mask in masked], dim=-1)
         return unchecked(Decision, fields, op.shape), memory, probabilities(all_log_probs)
 
     def evaluate(self, rows: Row, starts: list[int], noise: Tensor) -> Evaluation:
@@ -283,7 +284,7 @@ class RecurrentPolicy(nn.Module):
         slots, features = self._encode(rows.features, rows.blueprints)
         x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
         least = self.lstm.hidden // 2  # outputs of the products below
-        with_op = shared(torch.cat([x, one_hot(rows.action.op, x)], dim=-1), least)
+        with_op = shared(torch.cat([x, indicators(rows.action.op, x)], dim=-1), least)
         with_slot = shared(torch.cat([x, slot_encoding(slots, rows.action.slot)], dim=-1), least)
         x = shared(x, least)
         inputs = dict.fromkeys(HEAD_NAMES, (with_slot,)) | {"op": (x,), "slot": (with_op, slots)}
@@ -332,17 +333,17 @@ def with_blueprints(
     """A policy's state_dict for the blueprints `after`, from one for `before`; of others as it is.
 
     A blueprint of both keeps its rows. A new one takes the mean of those of the package that can be
-    germinated, so that it is seen as some seed and is as likely as they are on average; one that is
-    no more loses its own.
+    germinated, so that it is seen as some seed and is as likely as they are on average; the rows of
+    a blueprint that is no more are dropped.
     """
     tables = [state.get(name) for name in BLUEPRINT_TABLES]
-    sizes = [one.shape[:1] if isinstance(one, Tensor) else () for one in tables]
+    sizes = [table.shape[:1] if isinstance(table, Tensor) else () for table in tables]
     fits = sizes == [(len(before) + 1,), (len(before),), (len(before),)]
     known = {name: code for code, name in enumerate(before)}
 
     def extended(rows: Tensor) -> Tensor:
         common = rows[list(CNN_BLUEPRINTS)].mean(0)
-        rows_after = [rows[known[one]] if one in known else common for one in after]
+        rows_after = [rows[known[name]] if name in known else common for name in after]
         # the embedding of an empty slot stays the last
         return torch.stack([*rows_after, *rows[len(before) :]])
 
@@ -354,7 +355,7 @@ def with_observed(
 ) -> dict[str, Tensor]:
     """A policy's state_dict that sees settings `after` of its env, from one that sees `before`.
 
-    As it is where it sees other ones. A setting that is new has no weight, so it changes nothing.
+    It stays as it is where it sees others. A new setting has no weight, so it changes nothing.
     """
     moments = state.get("mean")
     size = NUM_ENV_FEATURES + len(before) + NUM_SLOT_FEATURES
@@ -378,7 +379,7 @@ def with_heads(state: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict
     return {**state} | {name: fresh[name] for name in heads if name.split(".")[1] not in known}
 
 
-def one_hot(op: Tensor, like: Tensor) -> Tensor:
+def indicators(op: Tensor, like: Tensor) -> Tensor:
     """[..., 6], in the type of `like`: 1 for the op int64 [...], 0 for the others."""
     return (op.unsqueeze(-1) == torch.arange(len(OP_NAMES), device=op.device)).to(like.dtype)
 

@@ -28,7 +28,7 @@ from esper_soa.system.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
-SKIPPED = ("go", "looked_at", "not_finite")  # zero of a pass after the update has stopped
+PASS_FLAGS = ("go", "looked_at", "not_finite")  # all zero for a pass after the update has stopped
 
 Nested = Mapping[str, "Tensor | int | Nested"]
 
@@ -59,11 +59,11 @@ class Learner:
     ) -> None:
         """steps: replays gradient steps as CUDA graphs. reduction: over the envs of the run."""
         self.policy = policy
-        # it, and the same for the hosts of further tasks, see RecurrentPolicy.for_slots
+        # the policy, and the same for the hosts of further tasks, see RecurrentPolicy.for_slots
         self.policies = [policy]
         self.reduction = reduction
         self.workers = 1  # threads of a CPU that share a gradient step; they change no bit
-        # what several processes reduce is not captured
+        # a graph cannot capture reductions over several processes
         self.steps = steps if reduction.count == 1 else None
         self.config = config
         self.imitation = imitation or ImitationConfig()
@@ -97,9 +97,8 @@ class Learner:
         steps = zip(raw, sampled, strict=True)
         scaled = torch.stack([self.scale_rewards_(*step) for step in steps])
         penalty = rewards.clamp(-limit, limit).float()
-        rows.reward.copy_(
-            torch.where(rows.terminal, penalty, self.reduction.rows_here(scaled, dim=1))
-        )
+        local = self.reduction.rows_here(scaled, dim=1)
+        rows.reward.copy_(torch.where(rows.terminal, penalty, local))
 
     def update(self, *rollouts: Rollout) -> dict[str, float]:
         """Learn from a rollout of every task by PPO; returns the diagnostics of docs/metrics.md.
@@ -109,21 +108,31 @@ class Learner:
         """
         if self.rounds == self.imitation.rounds:
             self.adam = adam_state(flatten(self.parameters))
-        config = self.config
-        loss = partial(objective.total_loss, tables=self.tables)
-        rates = config.epochs, config.lr, config.target_kl
-        return self._learn_(rollouts, UpdatePlan("update", loss, *rates, self._weights()))
+        plan = UpdatePlan(
+            name="update",
+            loss=partial(objective.total_loss, tables=self.tables),
+            epochs=self.config.epochs,
+            lr=self.config.lr,
+            target_kl=self.config.target_kl,
+            weights=self._weights(),
+        )
+        return self._learn_(rollouts, plan)
 
     def imitate(self, *rollouts: Rollout) -> dict[str, float]:
-        """Learn what the teacher of each rollout would have done; returns diagnostics.
+        """Learn the actions of each rollout's teacher; returns diagnostics.
 
         Schedules go on as in `update`, and so do errors. ValueError for a rollout without teacher.
         """
         if any(rollout.taught is None for rollout in rollouts):
             raise ValueError("a rollout without a teacher cannot be imitated")
-        weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
-        rates = self.imitation.epochs, self.imitation.lr, 0.0
-        plan = UpdatePlan("imitate", objective.imitation_loss, *rates, weights)
+        plan = UpdatePlan(
+            name="imitate",
+            loss=objective.imitation_loss,
+            epochs=self.imitation.epochs,
+            lr=self.imitation.lr,
+            target_kl=0.0,
+            weights=self._weights()._replace(entropy=0.0, floor_penalty=0.0),
+        )
         return self._learn_(rollouts, plan)
 
     def _weights(self) -> objective.Coefficients:
@@ -131,11 +140,13 @@ class Learner:
 
     def _learn_(self, rollouts: Sequence[Rollout], plan: UpdatePlan) -> dict[str, float]:
         """All passes over the rollouts, then their observations; returns the diagnostics."""
-        sizes = [self.reduction.all_envs(one.bootstrap.shape[0]) for one in rollouts]
+        sizes = [self.reduction.all_envs(rollout.bootstrap.shape[0]) for rollout in rollouts]
         minibatches = min(self.config.minibatches, *sizes)
-        firsts = [one + self.reduction.first_env for one in accumulate([0, *sizes[:-1]])]
-        resets = (self.reduction.gather([one.rows.reset], dim=1) for one in rollouts)
-        starts = [segment_starts(*one) for one in resets]
+        firsts = [before + self.reduction.first_env for before in accumulate([0, *sizes[:-1]])]
+        starts = []
+        for rollout in rollouts:
+            (reset,) = self.reduction.gather([rollout.rows.reset], dim=1)
+            starts.append(segment_starts(reset))
         batches, summary = self._prepare_(*rollouts)
         weights = torch.tensor(plan.weights, dtype=torch.float32)
         on_device = objective.Coefficients(*weights.to(self.device, non_blocking=True).unbind())
@@ -145,18 +156,20 @@ class Learner:
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(plan.epochs):
-            for own in self._minibatches(sizes, minibatches, epoch):
+            for minibatch in self._minibatches(sizes, minibatches, epoch):
                 if self._ended(stopped):
-                    history.append(history[-1] | dict.fromkeys(SKIPPED, torch.zeros_like(stopped)))
+                    zero = torch.zeros_like(stopped)
+                    history.append(history[-1] | dict.fromkeys(PASS_FLAGS, zero))
                     continue
+                members = zip(batches, rollouts, firsts, minibatch, strict=True)
                 parts = [
-                    (batch.of(envs - first), self._noise(one, envs, epoch))
-                    for batch, one, first, envs in zip(batches, rollouts, firsts, own, strict=True)
+                    (batch.of(envs - first), self._noise(rollout, envs, epoch))
+                    for batch, rollout, first, envs in members
                 ]
                 metrics, stopped, self.adam = step(parts, on_device, stopped, self.adam)
                 history.append(metrics)
         self.reduction.check_same(flatten(self.parameters))
-        seen = [(one.rows.features, one.rows.valid) for one in rollouts]
+        seen = [(rollout.rows.features, rollout.rows.valid) for rollout in rollouts]
         self.policy.update_observations_(seen, self.config.observation_momentum, self.reduction)
         history = diagnostics.with_extremes(history, self.reduction)
         report = read_diagnostics(history, summary, plan.epochs)
@@ -167,15 +180,21 @@ class Learner:
 
     def _prepare_(self, *rollouts: Rollout) -> tuple[list[objective.Batch], Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
-        each = [self.reduction.gather(GatheredRollout.of(one), dim=1) for one in rollouts]
+        each = [self.reduction.gather(GatheredRollout.of(part), dim=1) for part in rollouts]
         all_rows = GatheredRollout(*(torch.cat(parts, 1) for parts in zip(*each, strict=True)))
         scale = normalize.value_scale(self.value).float()
         values = all_rows.value * scale
         valid = all_rows.valid
         bootstrap = torch.where(all_rows.truncated.any(0), all_rows.bootstrap[0] * scale, 0.0)
-        rates = self.config.gamma, self.config.gae_lambda
-        estimates = gae(all_rows.reward, values, all_rows.terminal, valid, bootstrap, *rates)
-        advantages, returns, differences = estimates
+        advantages, returns, differences = gae(
+            all_rows.reward,
+            values,
+            all_rows.terminal,
+            valid=valid,
+            bootstrap=bootstrap,
+            gamma=self.config.gamma,
+            lam=self.config.gae_lambda,
+        )
         self.value = normalize.update_value(self.value, returns, valid & returns.isfinite())
         new_scale = normalize.value_scale(self.value).float()
         reward_scale = normalize.reward_scale(self.reward)
@@ -190,15 +209,19 @@ class Learner:
         summary |= diagnostics.action_shares(all_rows)
         sizes = [parts[0].shape[1] for parts in each]
         gains = normalize_advantages(advantages, valid).split(sizes, 1)
-        columns = zip(rollouts, gains, (returns / new_scale).split(sizes, 1), strict=True)
-        own = partial(self.reduction.rows_here, dim=1)
-        return [objective.Batch(one.lesson, *map(own, rest)) for one, *rest in columns], summary
+        targets = (returns / new_scale).split(sizes, 1)
+        local = partial(self.reduction.rows_here, dim=1)
+        batches = [
+            objective.Batch(rollout.lesson, local(gain), local(target))
+            for rollout, gain, target in zip(rollouts, gains, targets, strict=True)
+        ]
+        return batches, summary
 
     def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:
-        """Of every minibatch, this process's envs int64 of each rollout, in a new order per epoch.
+        """Envs int64 of this process by minibatch and rollout, in a new order per epoch.
 
-        Drawn on the host, where to count them makes nobody wait for a device. sizes: how many envs
-        each rollout has; they are numbered through all rollouts.
+        Drawn on the host, where to count them makes nobody wait for a device. sizes: envs of each
+        rollout; they are numbered through all rollouts.
         """
         columns = []
         for before, size in zip(accumulate([0, *sizes[:-1]]), sizes, strict=True):
@@ -206,8 +229,8 @@ class Learner:
             keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs=envs)
             order = uniform(keys, torch.zeros_like(envs), torch.float64).argsort()
             parts = [self.reduction.local_envs(part) for part in order.tensor_split(count)]
-            own = before + torch.cat(parts).to(self.device, non_blocking=True)
-            columns.append(own.split([len(part) for part in parts]))
+            local = before + torch.cat(parts).to(self.device, non_blocking=True)
+            columns.append(local.split([len(part) for part in parts]))
         return [list(minibatch) for minibatch in zip(*columns, strict=True)]
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
@@ -218,7 +241,7 @@ class Learner:
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _ended(self, stopped: Tensor) -> bool:
-        """Whether no pass can change anything; False on a GPU, which would have to be asked."""
+        # on a GPU the host would have to wait for the answer
         return self.device.type == "cpu" and bool(stopped)
 
     def _step_(
@@ -242,8 +265,8 @@ class Learner:
                 for policy, (batch, noise), at in given
             ]
             loss, metrics = plan.loss(evaluations, self.config, weights, reduction=self.reduction)
-            own = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        gradients = self.reduction.total_gradients(own)
+            local = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        gradients = self.reduction.total_gradients(local)
         norm = losses.gradient_norm(list(gradients))
         finite = loss.isfinite() & norm.isfinite()
         evaluated = ~stopped
@@ -253,8 +276,14 @@ class Learner:
         flat = flatten(gradients)
         limit = self.config.max_grad_norm
         flat = flat * (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else flat
-        rates = plan.lr, self.config.adam_eps
-        moved, adam = adam_step(flatten(self.parameters), flat, adam, *rates, do_step)
+        moved, adam = adam_step(
+            flatten(self.parameters),
+            flat,
+            adam,
+            lr=plan.lr,
+            eps=self.config.adam_eps,
+            do_step=do_step,
+        )
         write_parameters_(self.parameters, moved)
         pairs = zip(self.parameters, gradients, strict=True)
         metrics |= diagnostics.gradient_norms(self.policy, dict(pairs))
@@ -290,13 +319,13 @@ class Learner:
         }
 
     def load_pretrained(self, state: Mapping) -> None:
-        """Begin with policy and normalisers of another's state; Adam and counters stay new."""
+        """Take policy and normalisers of another learner's state; Adam and counters stay new."""
         self.policy.load_state_dict(state["policy"])
         self.reward = RewardStats(**self._to_device(state["reward"]))
         self.value = Moments(**self._to_device(state["value"]))
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Go on with what `state_dict` gave, onto this learner's device."""
+        """Go on from a state that `state_dict` gave, on this learner's device."""
         self.load_pretrained(state)
         self.adam = AdamState(**self._to_device(state["adam"]))
         self.rounds = state["rounds"]

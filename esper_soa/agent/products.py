@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 # Multiplications of a large product, a tenth of a ms; an eighth without a graph: nothing is copied.
-WORK = 8_000_000
+LARGE_WORK = 8_000_000
 NARROW = 32  # outputs below which none is large
 
 
@@ -16,7 +16,7 @@ class Product(nn.Linear):
     """A linear layer whose products are by oneDNN where they are large, see `linear`."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """As of nn.Linear."""
+        """The outputs of nn.Linear."""
         return linear(inputs, self.weight, self.bias)
 
 
@@ -40,6 +40,6 @@ def shared(inputs: Tensor, num_outputs: int) -> Tensor:
 
 def _is_large(inputs: Tensor, num_outputs: int) -> bool:
     work = inputs.numel() * num_outputs * (1 if torch.is_grad_enabled() else 8)
-    small = num_outputs < NARROW or work < WORK
+    small = num_outputs < NARROW or work < LARGE_WORK
     other = inputs.device.type != "cpu" or inputs.dtype != torch.float32
     return not (small or other) and torch.backends.mkldnn.is_available()

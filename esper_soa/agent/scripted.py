@@ -87,7 +87,7 @@ def first_due(view: View, due: Tensor, blueprints: Tensor, **choices: int) -> Ac
     """
     legal = view.masks.slot_by_op.gather(1, due.unsqueeze(1)).squeeze(1)
     slot = first_choice((due != Op.WAIT) & legal).unsqueeze(1)
-    op, blueprint = (one.gather(1, slot).squeeze(1) for one in (due, blueprints))
+    op, blueprint = (table.gather(1, slot).squeeze(1) for table in (due, blueprints))
     heads = {name: torch.full_like(op, choice) for name, choice in choices.items()}
     return obey(seed_action(op, slot.squeeze(1), blueprint).replace(**heads), view.masks)[0]
 

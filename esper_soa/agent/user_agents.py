@@ -83,13 +83,18 @@ def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[s
         return [f"its memory is a {type(memory).__name__}, not a tuple of tensors"]
     faults = list[str]()
     for place, part in enumerate(memory):
-        like = [num_envs, *part.shape[1:]], part.dtype, device
-        faults += tensor_findings(f"part {place} of its memory", part.detach(), *like)
+        faults += tensor_findings(
+            f"part {place} of its memory",
+            part.detach(),
+            [num_envs, *part.shape[1:]],
+            dtype=part.dtype,
+            device=device,
+        )
     return faults
 
 
 def decision_faults(decision: object, view: View) -> list[str]:
-    """What keeps `decision` from being one for the envs of `view`, in words; not its legality."""
+    """Messages on why `decision` does not fit the envs of `view`; legality is not asked."""
     if not isinstance(decision, Decision):
         return [f"its decision is a {type(decision).__name__}, not a Decision"]
     expected = [
@@ -99,6 +104,7 @@ def decision_faults(decision: object, view: View) -> list[str]:
     ]
     faults = list[str]()
     for name, part, shape, dtype in expected:
-        like = [len(view.noise), *shape], dtype, view.noise.device
-        faults += tensor_findings(f"its {name}", part, *like)
+        size = [len(view.noise), *shape]
+        device = view.noise.device
+        faults += tensor_findings(f"its {name}", part, size, dtype=dtype, device=device)
     return faults

@@ -42,9 +42,9 @@ class Reduction:
         return list(largest), list(smallest)
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
-        """Of each tensor with n entries along `dim`, on one device, that with all N, everywhere.
+        """The tensors with all N entries along `dim`, in every process, from parts of n entries.
 
-        Numbers travel as float64: integers beyond 2**53 would be rounded.
+        All are on one device. Numbers travel as float64: integers beyond 2**53 would be rounded.
         """
         return list(parts)
 

@@ -6,6 +6,7 @@ describes every host and gives its tensors the names that they have in a GrownNe
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -20,10 +21,10 @@ from esper_soa.nets.model.segments import PlainPart
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
 
-# A seed in training is not felt by its host; these are, one that blends at an alpha of 0 will be.
+# Stages of seeds that their host feels; a seed that blends at an alpha of 0 will be felt.
 ACTIVE_STAGES_OF_HOST = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
-# of a batch norm, which moves by a fixed share and does not read it
-COUNTER = "num_batches_tracked"
+# Buffer of a batch norm, which moves by a fixed share and does not read it.
+BATCH_COUNTER = "num_batches_tracked"
 
 
 class SlotContents(NamedTuple):
@@ -52,7 +53,7 @@ def plain_parts(shape: HostShape) -> list[PlainPart]:
 
 
 def host_spec(shape: HostShape, inputs: dict, slot_contents: SlotContents) -> dict:
-    """The description of a host: what goes in, its layers in order, and the seeds that affect its
+    """The description of a host: its input, its layers in order, and the seeds that affect its
     output, in forward order.
     """
     host = []
@@ -100,8 +101,8 @@ def grown_hosts(
 ) -> list[GrownHost]:
     """The hosts of the env numbers `envs`, on the CPU; `slot_contents` of each.
 
-    inputs: what the source of each says of samples, BatchSource.input_spec. Raises ValueError for
-    layers that are not what the tables of parameters say.
+    inputs: BatchSource.input_spec of the source of each. Raises ValueError for layers that are not
+    those of the tables of parameters.
     """
     keys: list[tuple[str, ...]] = [("host", "params"), ("host", "statistics")]
     keys += [("seeds", slot.name, "params") for slot in shape.slots]
@@ -120,31 +121,34 @@ def grown_hosts(
 
 
 def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> GrownHost:
-    """The one host in `rows`; net: one without numbers that is built like it."""
+    """The host in the single row of `rows`; net: a module on the meta device built like it."""
     modules = {part["name"]: net.get_submodule(part["name"]) for part in spec["host"]}
-    host = [one for at, module in modules.items() for one in module.named_parameters(prefix=at)]
+    parameters = (module.named_parameters(prefix=at) for at, module in modules.items())
+    host = chain.from_iterable(parameters)
     tensors = _named(host, shape.parameters, rows["host", "params"])
     numbers = {slot.name: number for number, slot in enumerate(shape.slots)}
-    blueprints = {one.name: one for one in shape.blueprints}
+    blueprints = {blueprint.name: blueprint for blueprint in shape.blueprints}
     for seed in spec["seeds"]:
         number = numbers[seed["slot"]]
         channels = shape.slots[number].channels
-        own = rows["seeds", seed["slot"], "params"]
+        row = rows["seeds", seed["slot"], "params"]
         at = f"{seed['slot']}.seed"
         named = net.get_submodule(at).named_parameters(prefix=at)
-        tensors |= _named(named, seed_table(blueprints[seed["blueprint"]], channels), own)
+        tensors |= _named(named, seed_table(blueprints[seed["blueprint"]], channels), row)
         if seed["gate"]:
             at = f"{seed['slot']}.blend.gate"
             named = net.get_submodule(at).named_parameters(prefix=at)
-            tensors |= _named(named, gate_table(channels), own[:, row_layout(shape, number).seed :])
-    spec["parameters"] = sum(one.numel() for one in tensors.values())
-    buffers = [one for at, module in modules.items() for one in module.named_buffers(prefix=at)]
-    held = list[tuple[str, Tensor]]()  # the buffers that rows of statistics hold
+            tensors |= _named(named, gate_table(channels), row[:, row_layout(shape, number).seed :])
+    spec["parameters"] = sum(tensor.numel() for tensor in tensors.values())
+    buffers = dict[str, Tensor]()
+    recorded = list[tuple[str, Tensor]]()  # the buffers that rows of statistics hold
     for part in plain_parts(shape):
-        own_buffers = modules[part.name].named_buffers(prefix=part.name)
-        held += [one for one in own_buffers if part.counts_batches or not one[0].endswith(COUNTER)]
-    statistics = _named(held, shape.statistics, rows["host", "statistics"])
-    for name, buffer in buffers:
+        for name, buffer in modules[part.name].named_buffers(prefix=part.name):
+            buffers[name] = buffer
+            if part.counts_batches or not name.endswith(BATCH_COUNTER):
+                recorded.append((name, buffer))
+    statistics = _named(recorded, shape.statistics, rows["host", "statistics"])
+    for name, buffer in buffers.items():
         tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
     for seed in spec["seeds"]:
         tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])

@@ -25,8 +25,8 @@ from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.errors import UserError, check
 from esper_soa.system.files import write_bytes
 
-WIDTH = 116  # letters of a line of code
-REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter
+CODE_WIDTH = 116  # letters of a line
+EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
 CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
 
 `network()` makes it: inputs [B, *SPEC["input"]["shape"]], images float32 and RGB in [0, 1], to
@@ -79,7 +79,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
     """Suppress warnings of torch's exporter that no user can act on."""
-    logger = logging.getLogger(REGISTRATION)
+    logger = logging.getLogger(EXPORTER_LOGGER)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -99,16 +99,16 @@ def save_code(net: GrownNetwork, path: Path) -> None:
     _, source = Path(modules.__file__).read_text(encoding="utf-8").split('"""\n', 1)
     lines = [
         CODE_HEAD + source,
-        f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
+        f"SPEC = {pformat(net.spec, width=CODE_WIDTH, sort_dicts=False)}",
         'WEIGHTS = """',
-        *textwrap.wrap(base64.b64encode(content.getvalue()).decode(), WIDTH),
+        *textwrap.wrap(base64.b64encode(content.getvalue()).decode(), CODE_WIDTH),
         '"""',
     ]
     write_bytes(path, ("\n".join(lines) + CODE_TAIL).encode())
 
 
 def _example_inputs(net: GrownNetwork) -> dict:
-    """Inputs to trace a program with: two samples, as one would be taken for a constant."""
+    """Inputs to trace a program with: two samples, as a single one would become a constant."""
     inputs = net.spec["input"]
     dtype = getattr(torch, inputs.get("dtype", "float32"))
     samples = torch.zeros(2, *inputs["shape"], dtype=dtype)

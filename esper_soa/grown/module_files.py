@@ -24,14 +24,14 @@ from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import write_bytes
 
 Module = GrownNetwork | Controller
-VERSION = 1  # of what is ours in a file
-ENTRY = "esper_soa"  # of the metadata
-FIELDS = ("kind", "prefix", "spec", "sha256")  # of each module
+VERSION = 1  # of the package's entry in a file
+METADATA_ENTRY = "esper_soa"
+MODULE_FIELDS = ("kind", "prefix", "spec", "sha256")
 MAKERS: dict[str, Callable[[dict, Mapping[str, Tensor]], Module]] = {
     "network": network_of,
     "policy": controller_of,
 }
-# What a spec or tensors raise that this version has not written.
+# Errors of a spec or tensors that this version has not written.
 LOAD_ERRORS = (*RAISED, MemoryError, UserError)
 
 
@@ -50,12 +50,15 @@ def save(module: Module, path: str | PathLike[str]) -> None:
     if isinstance(module, GrownNetwork):
         with torch.device("meta"):
             expected = GrownNetwork(module.spec).state_dict()
-        shapes = [{name: one.shape for name, one in part.items()} for part in (expected, tensors)]
-        if shapes[0] != shapes[1]:
+        if _shapes(expected) != _shapes(tensors):
             problem = "the layers of this network are not those of its spec"
             raise ValueError(f"{problem}: keep it by torch.save")
     kind = "network" if isinstance(module, GrownNetwork) else "policy"
     _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def save_hosts(hosts: Sequence[GrownHost], path: Path) -> None:
@@ -72,8 +75,8 @@ def save_hosts(hosts: Sequence[GrownHost], path: Path) -> None:
 def load(path: str | PathLike[str], env: int | None = None) -> Module:
     """The module that was saved to `path`, in eval mode on the CPU, the same to the bit.
 
-    env: which one, of a file with all hosts of a round. Raises ModuleFileError for a file that is
-    missing, cut off, damaged, foreign or of a newer version, and for a host that it does not hold.
+    env: number of the host, in a file with all hosts of a round. Raises ModuleFileError for a file
+    that is missing, cut off, damaged, foreign or of a newer version, or lacks this host.
     """
     place = one_line(path)
     try:
@@ -124,22 +127,22 @@ def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "
 
 
 def _write(path: Path, entries: list[dict], tensors: dict[str, Tensor]) -> None:
-    """One entry: safetensors writes several in any order, and the same must be the same bytes."""
-    entry_text = json.dumps({"version": VERSION, "modules": entries}, allow_nan=False)
-    write_bytes(path, to_bytes(tensors, {ENTRY: entry_text}))
+    entry = json.dumps({"version": VERSION, "modules": entries}, allow_nan=False)
+    # a single entry: safetensors writes several in any order, and the same must be the same bytes
+    write_bytes(path, to_bytes(tensors, {METADATA_ENTRY: entry}))
 
 
 def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
-    """What the metadata of a file says of its modules."""
-    if metadata is None or ENTRY not in metadata:
+    """The entries of the modules in the metadata of a file."""
+    if metadata is None or METADATA_ENTRY not in metadata:
         raise ModuleFileError(f"{place}: written by another program")
     try:
-        record = json.loads(metadata[ENTRY])
+        record = json.loads(metadata[METADATA_ENTRY])
         if record["version"] > VERSION:
             age = f"has version {record['version']}, written by a newer version of the program"
             raise ModuleFileError(f"{place}: {age}: this one reads version {VERSION}")
-        entries = [{name: one[name] for name in FIELDS} for one in record["modules"]]
-        unknown = [one_line(one["kind"]) for one in entries if one["kind"] not in MAKERS]
+        entries = [{name: entry[name] for name in MODULE_FIELDS} for entry in record["modules"]]
+        unknown = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise _unreadable(place, error) from error
     if unknown or not entries:

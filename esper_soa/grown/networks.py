@@ -17,15 +17,15 @@ from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.versions import package_versions
 
-AT_ONCE = 256  # samples per forward pass of `score_network`, at most
-# Where samples have many targets of many classes: logits of a pass, of more than one sample, and
-# those that are in double precision at the same time.
-MOST_LOGITS = 2**22
-MOST_DOUBLES = 2**20
+MAX_SAMPLES = 256  # per forward pass of `score_network`
+# Limits where samples have many targets of many classes: logits of a pass, unless of a single
+# sample, and those that are in double precision at the same time.
+MAX_LOGITS = 2**22
+MAX_DOUBLES = 2**20
 
 
 class NetworkScore(NamedTuple):
-    """How well a network classifies samples; of several targets each, those of a target."""
+    """Scores of a network on samples; means over all targets where samples have several."""
 
     accuracy: float  # percent
     loss: float  # mean cross-entropy
@@ -38,17 +38,17 @@ def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScor
     net: on any device. inputs: images [B, 3, 32, 32] in [0, 1], or other samples as
     `BatchSource.samples` gives them. labels: int64 [B], or [B, K] for K targets each.
     """
-    device = next((one.device for one in net.parameters()), labels.device)
+    device = next((weight.device for weight in net.parameters()), labels.device)
     training = net.training
     net.eval()
     try:
         per_sample = net(inputs[:1].to(device)).numel()
-        size = max(1, min(AT_ONCE, MOST_LOGITS // per_sample))
+        size = max(1, min(MAX_SAMPLES, MAX_LOGITS // per_sample))
         losses = []
         right = []
         for part, target in zip(inputs.split(size), labels.split(size), strict=True):
             logits = net(part.to(device)).cpu().flatten(0, -2)
-            rows = max(1, MOST_DOUBLES // logits.shape[1])
+            rows = max(1, MAX_DOUBLES // logits.shape[1])
             for few, targets in zip(logits.split(rows), target.flatten().split(rows), strict=True):
                 exact = few.double()
                 losses.append(cross_entropy(exact, targets, reduction="none"))
@@ -74,10 +74,10 @@ def export_hosts(
     envs: Sequence[int],
     chosen_by: str | None = None,
 ) -> list[GrownHost]:
-    """These hosts of the world, as they were last measured, with a spec that says so.
+    """Hosts of the world as they were last measured, with a spec that says so.
 
-    envs: their numbers among all that `states` tells of. chosen_by: what they are the best by; None
-    where nobody chose.
+    envs: numbers of the hosts among all in `states`. chosen_by: the measure by which they are the
+    best; None where nobody chose.
     """
     rows = [env - world.reduction.first_env for env in envs]
     columns = [part.tolist() for part in states[:4]]
@@ -89,8 +89,8 @@ def export_hosts(
     )
     for env, source, host in zip(envs, sources, hosts, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
-        accuracy, loss = (None if math.isnan(one) else one for one in scores)
-        own = {
+        accuracy, loss = (None if math.isnan(score) else score for score in scores)
+        measured = {
             "task": cfg.task.host_name,
             "round": number,
             "seed": cfg.seed,
@@ -105,5 +105,5 @@ def export_hosts(
             "validation_loss": loss,
             "test_accuracy": None,
         }
-        host.spec.update(own)
+        host.spec.update(measured)
     return hosts

@@ -42,7 +42,7 @@ def test_pieces_give_what_the_whole_gives_on_any_number_of_threads(
     policy = small_policy(2, layers=2)
     rollout = random_rollout(policy, STEPS, 37, seed=0)
     whole = both_passes(policy, rollout, 1, fields)
-    monkeypatch.setattr(pieces, "WORK", 1)
+    monkeypatch.setattr(pieces, "MIN_CUT_WORK", 1)
     by_workers = [both_passes(policy, rollout, workers, fields) for workers in (1, 2, 3)]
     for one, other in zip(sum(whole, []), sum(by_workers[0], []), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -69,10 +69,10 @@ def test_pieces_have_at_most_16_envs_and_are_two_at_least(
     rows = rollout.rows
     given = policy, rows, segment_starts(rows.reset), torch.rand(*rows.shape, 16), 3
     monkeypatch.setattr(pieces, "run_pieces", note)
-    monkeypatch.setattr(pieces, "WORK", work + 1)
+    monkeypatch.setattr(pieces, "MIN_CUT_WORK", work + 1)
     pieces.evaluate(*given)
     assert taken == []
-    monkeypatch.setattr(pieces, "WORK", work)
+    monkeypatch.setattr(pieces, "MIN_CUT_WORK", work)
     pieces.evaluate(*given)
     assert taken == [(3, sizes)] * bool(sizes)
 
@@ -80,7 +80,7 @@ def test_pieces_have_at_most_16_envs_and_are_two_at_least(
 def test_a_policy_learns_the_same_bits_on_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pieces, "WORK", 1)
+    monkeypatch.setattr(pieces, "MIN_CUT_WORK", 1)
     learned = []
     for workers in (1, 2):
         policy = small_policy(2)

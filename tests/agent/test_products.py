@@ -21,7 +21,7 @@ def test_a_large_product_is_by_onednn(bias: bool) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(12, 80, 192, requires_grad=True)
     product = Product(192, 128, bias=bias)
-    assert inputs.numel() * 128 > products.WORK
+    assert inputs.numel() * 128 > products.LARGE_WORK
     by_torch = nn.functional.linear(inputs, product.weight, product.bias)
     results = []
     for output in (by_torch, product(inputs)):
@@ -39,7 +39,7 @@ def test_a_large_product_is_by_onednn(bias: bool) -> None:
 def test_small_and_narrow_products_stay_with_torch(
     monkeypatch: pytest.MonkeyPatch, rows: int, outputs: int, is_large: bool
 ) -> None:
-    monkeypatch.setattr(products, "WORK", 10 * 8 * NARROW)
+    monkeypatch.setattr(products, "LARGE_WORK", 10 * 8 * NARROW)
     product, inputs = Product(8, outputs), torch.ones(rows, 8)
     assert is_by_onednn(product, inputs) == is_large
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
@@ -53,7 +53,7 @@ def is_by_onednn(product: Product, inputs: torch.Tensor) -> bool:
 
 
 def test_products_in_double_precision_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORK", 1)
+    monkeypatch.setattr(products, "LARGE_WORK", 1)
     layer = Product(NARROW, NARROW).double()
     inputs = torch.randn(4, NARROW, dtype=torch.float64)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_products_in_double_precision_stay_with_torch(monkeypatch: pytest.Monkey
 
 
 def test_the_memory_of_an_env_step_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORK", 1)
+    monkeypatch.setattr(products, "LARGE_WORK", 1)
     torch.manual_seed(0)
     layers = ResidualLSTM(128, 128, 2)
     memory = (torch.randn(7, 2, 128), torch.randn(7, 2, 128))
@@ -83,7 +83,7 @@ def test_a_policy_gives_by_onednn_what_it_gives_by_torch(monkeypatch: pytest.Mon
     view = View(None, observation, masks, actions, batch_size=[6])
     results = []
     for work in (10**9, 1):
-        monkeypatch.setattr(products, "WORK", work)
+        monkeypatch.setattr(products, "LARGE_WORK", work)
         decision, memory = policy.act(view, policy.start(6, CPU))
         found = policy.evaluate(rows, segment_starts(rows.reset), noise)
         outputs = [one for one in found if one.requires_grad]
@@ -96,7 +96,7 @@ def test_a_policy_gives_by_onednn_what_it_gives_by_torch(monkeypatch: pytest.Mon
 
 
 def test_heads_share_the_copy_of_their_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORK", 1)
+    monkeypatch.setattr(products, "LARGE_WORK", 1)
     policy = RecurrentPolicy(PolicyConfig(network=WIDE), some_slots(2), seed=0)
     rows = random_rollout(policy, 2, 3, seed=0).rows
     with torch.profiler.profile() as profile:
@@ -116,7 +116,7 @@ def test_decisions_are_by_onednn_without_copies(monkeypatch: pytest.MonkeyPatch)
         return [decision.log_probs, decision.value, *memory]
 
     by_torch = decided()
-    monkeypatch.setattr(products, "WORK", 1)
+    monkeypatch.setattr(products, "LARGE_WORK", 1)
     with torch.profiler.profile() as profile:
         found = decided()
     counts = {one.key: one.count for one in profile.key_averages()}

@@ -23,10 +23,10 @@ class Rest(Reduction):
     count = 2
     first_env = FIRST
 
-    def all_envs(self, own: int) -> int:
+    def all_envs(self, num_here: int) -> int:
         return ENVS
 
-    def own(self, entries: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    def rows_here(self, entries: torch.Tensor, dim: int = 0) -> torch.Tensor:
         return entries[FIRST:]
 
 

@@ -24,7 +24,14 @@ from esper_soa import blueprint, host, layer
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
-from esper_soa.grown.module_files import ENTRY, ModuleFileError, digest, load, save, save_hosts
+from esper_soa.grown.module_files import (
+    METADATA_ENTRY,
+    ModuleFileError,
+    digest,
+    load,
+    save,
+    save_hosts,
+)
 from esper_soa.nets.model.modules import GrownNetwork, layer_of
 from esper_soa.training.start.export import main
 
@@ -64,9 +71,9 @@ def with_entry(path: Path, change: Callable[[dict], object]) -> None:
     content = path.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     head = header(path)
-    ours = json.loads(head["__metadata__"][ENTRY])
+    ours = json.loads(head["__metadata__"][METADATA_ENTRY])
     change(ours)
-    head["__metadata__"][ENTRY] = json.dumps(ours)
+    head["__metadata__"][METADATA_ENTRY] = json.dumps(ours)
     again = json.dumps(head).encode()
     path.write_bytes(struct.pack("<Q", len(again)) + again + content[8 + size :])
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import esper_soa
 from esper_soa.grown import networks
-from esper_soa.grown.formats import REGISTRATION
+from esper_soa.grown.formats import EXPORTER_LOGGER
 from esper_soa.nets.model.modules import GrownNetwork, TokenEmbedding, TransformerLayer
 
 TINY = [
@@ -84,7 +84,7 @@ def test_it_is_saved_in_every_format(net: GrownNetwork, tmp_path: Path) -> None:
     if find_spec("onnx") and find_spec("onnxscript") and find_spec("onnxruntime"):
         file = esper_soa.export(net, tmp_path / "net.onnx")
         session = importlib.import_module("onnxruntime").InferenceSession(str(file))
-        assert logging.getLogger(REGISTRATION).level == logging.NOTSET  # as it was
+        assert logging.getLogger(EXPORTER_LOGGER).level == logging.NOTSET  # as it was
         (found,) = session.run(None, {"tokens": tokens.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), logits, rtol=1e-4, atol=1e-4)
         assert json.loads(session.get_modelmeta().custom_metadata_map["spec"]) == net.spec
@@ -191,6 +191,6 @@ def test_scores_are_of_targets_and_in_small_passes_those_in_one(
     losses = nn.functional.cross_entropy(logits.double().flatten(0, 1), labels.flatten())
     assert whole.loss == pytest.approx(float(losses), rel=1e-12)
     assert networks.score_network(nn.Identity(), logits, labels) == pytest.approx(whole, rel=1e-12)
-    monkeypatch.setattr(networks, "MOST_LOGITS", 1000)  # five samples of 200 logits
-    monkeypatch.setattr(networks, "MOST_DOUBLES", 100)  # half a sample
+    monkeypatch.setattr(networks, "MAX_LOGITS", 1000)  # five samples of 200 logits
+    monkeypatch.setattr(networks, "MAX_DOUBLES", 100)  # half a sample
     assert networks.score_network(net, inputs, labels) == pytest.approx(whole, rel=1e-12)

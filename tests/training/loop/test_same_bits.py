@@ -34,8 +34,8 @@ def laid_out(level: str, **compute: object) -> TrainConfig:
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run on one worker, eager, that nobody watches."""
     monkeypatch.setattr(device, "usable_cores", lambda: 2)
-    for module in (pieces, products):
-        monkeypatch.setattr(module, "WORK", 500_000)
+    monkeypatch.setattr(pieces, "MIN_CUT_WORK", 500_000)
+    monkeypatch.setattr(products, "LARGE_WORK", 500_000)
     fresh(laid_out("off", workers=1, compile="off"), tmp_path / "plain")
     return tmp_path / "plain"
 
