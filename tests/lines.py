@@ -4,8 +4,8 @@
 
 Ends with status 1 where a ceiling is passed. Python is counted as ruff formats it at 100 columns,
 with `fmt: skip` taken out, so that packed lines do not count as few; code is what remains without
-blank lines, comments and docstrings. A later change that needs more raises its ceiling here, in a
-commit that says why.
+blank lines, comments, docstrings and imports. A later change that needs more raises its ceiling
+here, in a commit that says why.
 """
 
 import ast
@@ -32,9 +32,17 @@ import esper_soa.simulator
 print(sum(name.partition(".")[0] == "esper_soa" for name in sys.modules))
 """
 SETTINGS = """
-from dataclasses import asdict
-from esper_soa.config.settings import EvaluateConfig, TrainConfig, flat_settings
-print(sum(len(flat_settings(asdict(config()))) for config in (TrainConfig, EvaluateConfig)))
+from dataclasses import fields, is_dataclass
+from esper_soa.config.settings import EvaluateConfig, TrainConfig
+
+def settings(config, prefix):
+    for field in fields(config):
+        if is_dataclass(field.type):
+            yield from settings(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+print(len([*settings(TrainConfig, ""), *settings(EvaluateConfig, "")]))
 """
 
 
@@ -102,7 +110,7 @@ def num_lines(path: Path) -> int:
 
 
 def num_code_lines(path: Path) -> int:
-    """Lines of a file that are no blank line, comment or docstring."""
+    """Lines of a file that are no blank line, comment, docstring or import."""
     text = path.read_text(encoding="utf-8")
     layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     code = {
@@ -114,8 +122,10 @@ def num_code_lines(path: Path) -> int:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, documented) and ast.get_docstring(node):
-            text_node = node.body[0]
-            code -= set(range(text_node.lineno, (text_node.end_lineno or 0) + 1))
+            node = node.body[0]
+        elif not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        code -= set(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(code)
 
 
@@ -187,7 +197,7 @@ def num_words(folder: Path) -> int:
 COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
     "words in docs/": (num_words, 38_000),
     "settings": (lambda folder: asked_of_python(folder, SETTINGS), 255),
-    "functions that take a whole record of settings": (num_whole_settings, 65),
+    "functions that take a whole record of settings": (num_whole_settings, 33),
     "tuples starred into calls": (num_starred_tuples, 10),
     "the identifier `one`": (lambda folder: identifiers(folder, "one"), 300),
     "the identifier `own`": (lambda folder: identifiers(folder, "own"), 100),
