@@ -1,4 +1,4 @@
-"""Puts this folder, and those of env and agent, on the import path, so that tests share builders.
+"""What every test is given.
 
 Without a GPU, Triton kernels run in Triton's interpreter, which must be asked for before anything
 imports Triton. Every test has one thread within an operation, as a run does: more mostly wait for
@@ -7,19 +7,13 @@ each other, many times as long beside other work.
 
 import fcntl
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent / "agent"))
-sys.path.insert(0, str(Path(__file__).parent / "env"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from triton_once import patch_language_once
+from tests.builders.triton_once import patch_language_once
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

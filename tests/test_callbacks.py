@@ -14,9 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from program import ENVIRONMENT, TINY
-from tiny_runs import fresh, log_of, records, resumed, settings
-from tiny_world import tiny_world
 
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
@@ -33,6 +30,9 @@ from esper_soa.training.loop.task import TaskRun
 from esper_soa.training.loop.trainer import run_in_session
 from esper_soa.training.results.final_table import Summary
 from esper_soa.training.start import runs
+from tests.builders.program import ENVIRONMENT, TINY
+from tests.builders.tiny_runs import fresh, log_of, records, resumed, settings
+from tests.builders.tiny_world import tiny_world
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
 SHORT = settings("wait", rounds=2, steps=1)

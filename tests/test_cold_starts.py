@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from program import ENVIRONMENT, PATIENCE, TINY, command
+
+from tests.builders.program import ENVIRONMENT, PATIENCE, TINY, command
 
 SHORT = [*TINY, "rounds=1", "control=none", "report=false"]
 # What others wrote is imported once; each command is a fork, which ends with the command's status.

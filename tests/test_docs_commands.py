@@ -10,10 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import warm
-from program import ENVIRONMENT, PATIENCE, TINY
 
 import esper_soa
+from tests.builders import warm
+from tests.builders.program import ENVIRONMENT, PATIENCE, TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

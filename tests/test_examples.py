@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import warm
-from program import ENVIRONMENT, PATIENCE, TINY, command
 
 from esper_soa.config.env import TERM_NAMES
 from esper_soa.config.registry import REWARD, find
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.user_reward import sample_inputs
+from tests.builders import warm
+from tests.builders.program import ENVIRONMENT, PATIENCE, TINY, command
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "own_parts"

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import warm
-from program import TINY, command, finished
 
 import esper_soa
 from esper_soa.agent.controller import Controller, controller_spec
@@ -15,6 +13,8 @@ from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.grown.module_files import digest
 from esper_soa.training.start.export import main
+from tests.builders import warm
+from tests.builders.program import TINY, command, finished
 
 
 @pytest.fixture(scope="module")

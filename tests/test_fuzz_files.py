@@ -21,10 +21,8 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 import torch
-import user_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from report_runs import PROGRAM, line, make_run, summary, write_round
 
 from esper_soa import images
 from esper_soa.agent.controller import Controller, controller_spec
@@ -47,6 +45,8 @@ from esper_soa.training.files.policies import load_policy
 from esper_soa.training.files.saved_run import read_run as read_checkpoint
 from esper_soa.training.results.anomalies import WatchState
 from esper_soa.training.results.totals import RunTotals
+from tests.builders import user_files
+from tests.builders.report_runs import PROGRAM, line, make_run, summary, write_round
 
 COUNTS = [100, pytest.param(2000, marks=pytest.mark.slow)]
 MOST_MEMORY = 600_000  # kB by which this process may grow, most of it once

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from imports import (
+
+from tests.imports import (
     class_names_used_twice,
     imported_names,
     imports_against_the_order,

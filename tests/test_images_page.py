@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from program import finished
+
+from tests.builders.program import finished
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "images.md"
 

@@ -6,7 +6,6 @@ differ on purpose are named, with the reason, in the module of their topic.
 """
 
 # ruff: noqa: E402, F403
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,21 +24,20 @@ TOPICS = (
     "shapley",
     "text",
 )
-sys.path.insert(0, str(FOLDER))
-pytest.register_assert_rewrite(*(f"{topic}_parity" for topic in TOPICS))
+pytest.register_assert_rewrite(*(f"tests.parity.{topic}_parity" for topic in TOPICS))
 
-from agent_parity import *
-from baseline_parity import *
-from governor_parity import *
-from heuristic_parity import *
-from lifecycle_parity import *
-from masks_parity import *
-from networks_parity import *
-from observation_parity import *
-from parity_vectors import vectors_dir
-from reward_parity import *
-from shapley_parity import *
-from text_parity import *
+from tests.parity.agent_parity import *
+from tests.parity.baseline_parity import *
+from tests.parity.governor_parity import *
+from tests.parity.heuristic_parity import *
+from tests.parity.lifecycle_parity import *
+from tests.parity.masks_parity import *
+from tests.parity.networks_parity import *
+from tests.parity.observation_parity import *
+from tests.parity.parity_vectors import vectors_dir
+from tests.parity.reward_parity import *
+from tests.parity.shapley_parity import *
+from tests.parity.text_parity import *
 
 
 def test_every_recorded_file_is_checked_by_some_topic() -> None:

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lanes import some_of
-from tiny_world import CPU, quiet_progress, tiny_settings
 
 import esper_soa
 from esper_soa.agent.policy import RecurrentPolicy
@@ -25,6 +23,8 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.players import build_player
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Op
+from tests.builders.lanes import some_of
+from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
 ENVS = 3
 MOST_MODULES = 105  # of the package, that a reader of the simulator meets

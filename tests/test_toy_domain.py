@@ -9,9 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from equal_runs import assert_equal_runs
-from tiny_runs import signal_at
-from tiny_world import CPU, quiet_progress
 from torch import nn
 from toy_domain import CLASSES, LENGTH, TEST, TRAIN, WIDTH, WORDS, Embed, Sentences, Tagger, targets
 
@@ -38,6 +35,9 @@ from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world, trial_of
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 from esper_soa.vocabulary import NUM_BLUEPRINTS, Blend
+from tests.builders.equal_runs import assert_equal_runs
+from tests.builders.tiny_runs import signal_at
+from tests.builders.tiny_world import CPU, quiet_progress
 
 TOY = [
     "task.host=toy_domain:tagging",

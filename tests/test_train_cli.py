@@ -7,13 +7,13 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from program import ENVIRONMENT, finished
 
 from esper_soa.config.arguments import prepare_arguments, show_help_or_version
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig
 from esper_soa.system.errors import UserError
 from esper_soa.training.start.command import run_command
+from tests.builders.program import ENVIRONMENT, finished
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import warm
 
 import esper_soa
+from tests.builders import warm
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTEBOOK = DOCS / "tutorial.ipynb"

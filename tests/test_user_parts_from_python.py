@@ -6,8 +6,6 @@ from pathlib import Path
 import parts_of_users
 import pytest
 import torch
-from equal_runs import with_own
-from tiny_runs import fresh
 
 import esper_soa
 from benchmarks.growth_figure import play, timelines
@@ -17,6 +15,8 @@ from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action
 from esper_soa.training.start.runs import RecordedRun
 from esper_soa.vocabulary import Op
+from tests.builders.equal_runs import with_own
+from tests.builders.tiny_runs import fresh
 
 MINE = (
     "task=cifar_minimal",

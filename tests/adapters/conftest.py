@@ -1,7 +1,8 @@
 """What the tests of all adapters are given, of images and of text."""
 
 import pytest
-from adapter_sizes import IMAGES, TEXT, Case, Played, play
+
+from tests.builders.adapter_sizes import IMAGES, TEXT, Case, Played, play
 
 
 @pytest.fixture(scope="session", params=[IMAGES, TEXT], ids=["images", "text"])

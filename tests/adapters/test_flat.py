@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from adapter_sizes import ENVS, IMAGES, PLATEAU, STEPS, Case, Played
 
 from esper_soa.adapters.flat import FlatEnvs, flat_envs
 from esper_soa.system.errors import UserError
 from esper_soa.vocabulary import HEAD_NAMES, Blueprint, Op
+from tests.builders.adapter_sizes import ENVS, IMAGES, PLATEAU, STEPS, Case, Played
 
 WAIT = torch.zeros(ENVS, dtype=torch.int64)
 OP = HEAD_NAMES.index("op")

@@ -3,8 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, IMAGES, PLATEAU, SEED, SIZES, STEPS, Case, Played
-from lanes import some_of
+
+from tests.builders.adapter_sizes import (
+    ENVS,
+    EXPERIMENT,
+    IMAGES,
+    PLATEAU,
+    SEED,
+    SIZES,
+    STEPS,
+    Case,
+    Played,
+)
+from tests.builders.lanes import some_of
 
 gymnasium = pytest.importorskip("gymnasium")
 adapter = pytest.importorskip("esper_soa.adapters.gymnasium")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from adapter_sizes import ENVS, IMAGES, SEED, STEPS, Case, Played
+
+from tests.builders.adapter_sizes import ENVS, IMAGES, SEED, STEPS, Case, Played
 
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("stable_baselines3")

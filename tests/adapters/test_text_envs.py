@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from adapter_sizes import TEXT
 
 import esper_soa
+from tests.builders.adapter_sizes import TEXT
 
 
 def test_a_host_of_text_grows_by_actions_with_names() -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, IMAGES, SEED, SIZES, STEPS, Case, Played
 from tensordict import TensorDict
 from torch import nn
+
+from tests.builders.adapter_sizes import ENVS, EXPERIMENT, IMAGES, SEED, SIZES, STEPS, Case, Played
 
 pytest.importorskip("torchrl")
 adapter = pytest.importorskip("esper_soa.adapters.torchrl")

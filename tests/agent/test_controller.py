@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.agent.policy import RecurrentPolicy
@@ -13,6 +12,7 @@ from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import SlotSpec
 from esper_soa.env.observation import feature_names
 from esper_soa.vocabulary import HEAD_NAMES
+from tests.builders.tiny_world import CPU, EnvStep, play_state, tiny_rules
 
 NUM_ENVS = 6
 STEPS = 12

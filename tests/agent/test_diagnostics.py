@@ -1,6 +1,5 @@
 import pytest
 import torch
-from agent_world import IMITATION, LISTED, kind, learner_of, random_rollout
 
 from esper_soa.agent.diagnostics import (
     action_shares,
@@ -12,6 +11,7 @@ from esper_soa.agent.diagnostics import (
 )
 from esper_soa.agent.rollout import GatheredRollout
 from esper_soa.vocabulary import HEAD_NAMES, Op
+from tests.builders.agent_world import IMITATION, LISTED, kind, learner_of, random_rollout
 
 
 def report_of(**ppo: object) -> dict[str, float]:

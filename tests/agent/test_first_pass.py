@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tiny_world import CPU, quiet_progress, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.optimizer import flatten
@@ -14,6 +13,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.players import build_player
+from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
 ENVS = 3
 SLOTS = 3

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from agent_world import learner_of, random_rollout, small_policy
 from torch import Tensor
 
 from esper_soa.agent.lstm import segment_starts
@@ -15,6 +14,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.env.reduction import Reduction
 from esper_soa.vocabulary import HEAD_NAMES
+from tests.builders.agent_world import learner_of, random_rollout, small_policy
 
 CPU = torch.device("cpu")
 NUM_STEPS = 4

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from agent_world import LISTED, kind, noise_of_heads, random_rollout, small_policy
 from torch import Tensor
 
 from esper_soa.agent.lstm import segment_starts
@@ -18,6 +17,7 @@ from esper_soa.env.legal import first_choice, head_masks, relevant_heads
 from esper_soa.nets.graphs import StepCache
 from esper_soa.state import Action
 from esper_soa.vocabulary import HEAD_NAMES, Op
+from tests.builders.agent_world import LISTED, kind, noise_of_heads, random_rollout, small_policy
 
 CPU = torch.device("cpu")
 # Names of what only PPO has: the surrogate, entropies, and the distance from the policy that

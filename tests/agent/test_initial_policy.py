@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from agent_world import first_decision, small_policy, some_slots, width_of
 from torch import Tensor, nn
 
 from esper_soa.agent.policy import RecurrentPolicy
@@ -12,6 +11,7 @@ from esper_soa.agent.products import Product
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.env.legal import relevant_heads
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
+from tests.builders.agent_world import first_decision, small_policy, some_slots, width_of
 
 NUM_SLOTS = 3
 CRITICS = ("value_head", "q_head", "contribution_head")

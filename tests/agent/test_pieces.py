@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from agent_world import random_rollout, small_policy
 from torch import Tensor
 
 from esper_soa.agent import pieces
@@ -15,6 +14,7 @@ from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import PPOConfig
 from esper_soa.state import same_bits
 from esper_soa.system.threads import run_pieces
+from tests.builders.agent_world import random_rollout, small_policy
 
 STEPS = 5
 DIFFERENTIABLE = ("log_probs", "entropies", "value", "q", "contribution")

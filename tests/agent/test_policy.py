@@ -1,6 +1,12 @@
 import pytest
 import torch
-from agent_world import (
+
+from esper_soa.agent.lstm import segment_starts
+from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
+from esper_soa.agent.policy import BLUEPRINT_TABLES, with_blueprints, with_heads, with_observed
+from esper_soa.state import Observation, View
+from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
+from tests.builders.agent_world import (
     CPU,
     first_decision,
     masks_of_ops,
@@ -10,12 +16,6 @@ from agent_world import (
     small_policy,
     width_of,
 )
-
-from esper_soa.agent.lstm import segment_starts
-from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
-from esper_soa.agent.policy import BLUEPRINT_TABLES, with_blueprints, with_heads, with_observed
-from esper_soa.state import Observation, View
-from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
 
 def parts(num_envs: int, num_slots: int, seed: int = 0):

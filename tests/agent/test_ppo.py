@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from agent_world import learner_of, play_recall, random_rollout, small_policy
 from torch import Tensor
 
 from esper_soa.agent.optimizer import flatten
@@ -13,6 +12,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.env.reduction import Reduction
+from tests.builders.agent_world import learner_of, play_recall, random_rollout, small_policy
 
 
 def weights(learner: Learner) -> Tensor:

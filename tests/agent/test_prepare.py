@@ -9,7 +9,6 @@ import math
 
 import pytest
 import torch
-from agent_world import small_policy, width_of
 from torch import Tensor
 
 from esper_soa.agent import losses
@@ -18,6 +17,7 @@ from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout, new_rollout
 from esper_soa.config.agent import PPOConfig
+from tests.builders.agent_world import small_policy, width_of
 
 CPU = torch.device("cpu")
 

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from agent_world import CPU, random_rollout, some_slots
-from test_policy import parts
 from torch import Tensor, nn
 
 from esper_soa.agent import products
@@ -12,6 +10,8 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.products import NARROW, Product
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.state import View
+from tests.agent.test_policy import parts
+from tests.builders.agent_world import CPU, random_rollout, some_slots
 
 WIDE = NetworkConfig(hidden=128, features=128, slot_features=32)
 

@@ -1,12 +1,12 @@
 """Numbers of updates as they were recorded: all diagnostics, and all that the learner keeps."""
 
 import torch
-from agent_world import CPU, random_rollout, small_policy
-from recorded_numbers import assert_recorded, fingerprints
 
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
+from tests.builders.agent_world import CPU, random_rollout, small_policy
+from tests.builders.recorded_numbers import assert_recorded, fingerprints
 
 # Steps are large, so that every term of the loss moves something.
 PPO = {

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from agent_world import noise_of_heads
-from env_records import empty_state, with_values
 
 from esper_soa.agent.scripted import (
     HeuristicMemory,
@@ -34,6 +32,8 @@ from esper_soa.vocabulary import (
     Stage,
     Style,
 )
+from tests.builders.agent_world import noise_of_heads
+from tests.builders.env_records import empty_state, with_values
 
 CPU = torch.device("cpu")
 CNN = [BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS]

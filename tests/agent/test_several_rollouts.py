@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from agent_world import learner_of, random_rollout, small_policy, some_slots
 
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import PPOConfig
 from esper_soa.nets.graphs import StepCache
+from tests.builders.agent_world import learner_of, random_rollout, small_policy, some_slots
 
 
 def test_an_update_of_two_rollouts_is_that_of_one_with_the_envs_of_both() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from agent_world import random_rollout, small_policy
 from torch import nn
 
 from esper_soa.agent.ppo import Learner
@@ -13,6 +12,7 @@ from esper_soa.config.agent import PPOConfig
 from esper_soa.config.settings import AnomalyConfig
 from esper_soa.training.results.anomalies import Watch
 from esper_soa.vocabulary import HEAD_NAMES
+from tests.builders.agent_world import random_rollout, small_policy
 
 NO_FLOOR = dict.fromkeys(HEAD_NAMES, 0.0)
 Infection = Callable[[Learner], None]

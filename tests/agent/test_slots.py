@@ -4,16 +4,6 @@ import itertools
 
 import pytest
 import torch
-from agent_world import (
-    first_decision,
-    masks_of_ops,
-    noise_of_heads,
-    random_masks,
-    random_rollout,
-    small_policy,
-    some_slots,
-    width_of,
-)
 from torch import Tensor, nn
 
 from esper_soa.agent.lstm import segment_starts
@@ -25,6 +15,16 @@ from esper_soa.agent.slots import SlotScores, place_table, slot_encoding, summar
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import SlotSpec, TaskConfig, host_slots
 from esper_soa.vocabulary import HEAD_NAMES, Op
+from tests.builders.agent_world import (
+    first_decision,
+    masks_of_ops,
+    noise_of_heads,
+    random_masks,
+    random_rollout,
+    small_policy,
+    some_slots,
+    width_of,
+)
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 SLOT = HEAD_NAMES.index("slot")

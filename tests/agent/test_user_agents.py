@@ -7,9 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from equal_runs import CPU, assert_equal_runs, settings
-from tiny_runs import fresh, resumed
-from tiny_world import tiny_world
 
 from esper_soa.agent.scripted import (
     HeuristicMemory,
@@ -26,6 +23,9 @@ from esper_soa.system.errors import SettingError, UserError
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.training.loop.players import build_player
 from esper_soa.vocabulary import Blueprint
+from tests.builders.equal_runs import CPU, assert_equal_runs, settings
+from tests.builders.tiny_runs import fresh, resumed
+from tests.builders.tiny_world import tiny_world
 
 HERE = "parts_of_users"
 

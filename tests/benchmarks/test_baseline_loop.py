@@ -6,7 +6,6 @@ tests/nets/test_batch_equals_loop.py against the engine, whose numbers are also 
 
 import pytest
 import torch
-from loop_world import evaluate_fused
 
 from benchmarks.baseline_env import BaselineEnv, ScalarAction
 from benchmarks.baseline_text import Gate, Host, make_seed
@@ -22,6 +21,7 @@ from esper_soa.nets.model.blueprints import (
 from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm, host_shape
 from esper_soa.nets.seeds.seeds import SeedFiller
 from esper_soa.vocabulary import Blend, Blueprint, Op, Stage, Style
+from tests.builders.loop_world import evaluate_fused
 
 
 def batches(count=1, size=4, seed=0):

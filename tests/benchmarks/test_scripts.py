@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm
-from lanes import some_of
+
+from tests.builders import warm
+from tests.builders.lanes import some_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = """

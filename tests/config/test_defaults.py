@@ -7,7 +7,6 @@ from dataclasses import asdict, fields, is_dataclass
 
 import pytest
 import yaml
-from recorded_numbers import assert_recorded_text
 
 from esper_soa.config.agent import HeuristicConfig, NetworkConfig, PPOConfig
 from esper_soa.config.env import (
@@ -24,6 +23,7 @@ from esper_soa.config.env import (
 )
 from esper_soa.config.ranges import RULE, Settings
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, flat_settings
+from tests.builders.recorded_numbers import assert_recorded_text
 
 # The reference's, but for governor.enabled, snapshot_steps, slot_features, and the epochs of PPO:
 # the reference passes over a round once; here four times, with the same bound on the KL.

@@ -17,7 +17,6 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
-from tiny_runs import run
 
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
@@ -25,6 +24,7 @@ from esper_soa.config.ranges import RULE, Choice, Items, NumberTable, Range
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
 from esper_soa.system.errors import RunMemoryError, UserError
 from esper_soa.training.files.run_folder import RunFolder
+from tests.builders.tiny_runs import run
 
 CLEAN = (UserError, HydraException, OmegaConfBaseException, RunMemoryError)
 NASTY = [

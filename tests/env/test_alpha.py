@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from env_records import numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
 from esper_soa.state import Ramp, initial
 from esper_soa.vocabulary import Curve
+from tests.builders.env_records import numbers
 
 
 def int64(*values):

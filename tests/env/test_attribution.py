@@ -4,8 +4,6 @@ host with many seeds.
 
 import pytest
 import torch
-from env_records import CPU, numbers, with_values
-from tiny_world import made_up, play_state, tiny_rules, tiny_settings
 from torch import Tensor
 
 from esper_soa.agent.scripted import WaitPolicy
@@ -22,6 +20,8 @@ from esper_soa.env.step import measure_, record_and_observe
 from esper_soa.state import Attribution, Slots, initial
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blueprint, Stage
+from tests.builders.env_records import CPU, numbers, with_values
+from tests.builders.tiny_world import made_up, play_state, tiny_rules, tiny_settings
 
 # Accuracy by code of env 0 with three ablated seeds, env 1 with slots 1 and 2, env 2 without any;
 # -1 = not evaluated.

@@ -5,16 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_world import (
-    CPU,
-    guarded,
-    made_up,
-    quiet_progress,
-    tiny_rules,
-    tiny_settings,
-    tiny_world,
-    view_of,
-)
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -35,6 +25,16 @@ from esper_soa.state import EnvState
 from esper_soa.training.loop.build import build_rules, build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.vocabulary import Op
+from tests.builders.tiny_world import (
+    CPU,
+    guarded,
+    made_up,
+    quiet_progress,
+    tiny_rules,
+    tiny_settings,
+    tiny_world,
+    view_of,
+)
 
 STEPS = 40
 # relative; inductor may add up in another order and fuses multiplications with additions

@@ -5,13 +5,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tiny_world import EnvStep, observed_of, play_state, tiny_rules, tiny_settings, tiny_world
 
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy
 from esper_soa.config.env import REWARD_MODES, RewardConfig
 from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
 from esper_soa.state import Action, EnvState, Masks, Measurements
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES, Op, Stage, head_sizes
+from tests.builders.tiny_world import (
+    EnvStep,
+    observed_of,
+    play_state,
+    tiny_rules,
+    tiny_settings,
+    tiny_world,
+)
 
 # Stages that may follow one another; RESETTING ends in EMPTY, where a seed is germinated.
 TRANSITIONS = {

@@ -6,11 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from env_records import with_values
-from lanes import some_of
-from reward_cases import make_action
 from rich.console import Console
-from tiny_world import CPU, quiet_progress, tiny_rules, tiny_settings
 from torch import Tensor
 
 from esper_soa.agent.optimizer import flatten
@@ -28,6 +24,10 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 from esper_soa.training.loop.players import build_player
 from esper_soa.training.results.progress import Progress
+from tests.builders.env_records import with_values
+from tests.builders.lanes import some_of
+from tests.builders.reward_cases import make_action
+from tests.builders.tiny_world import CPU, quiet_progress, tiny_rules, tiny_settings
 
 STEPS = 12
 # Marks of the last env-step before the end, which the next one takes back.

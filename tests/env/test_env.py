@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tiny_world import CPU, tiny_settings
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.env import RewardConfig
@@ -12,6 +11,7 @@ from esper_soa.nets.graphs import CapturedCall, StepCache
 from esper_soa.state import EnvState
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Op
+from tests.builders.tiny_world import CPU, tiny_settings
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """Gates by their settings and tolerances. Recorded verdicts of every gate: tests/parity."""
 
 import pytest
-from env_records import CPU, with_values
 
 from esper_soa.config.env import GatesConfig
 from esper_soa.env.lifecycle import check_gates
 from esper_soa.state import Ramp, Slots, initial
 from esper_soa.vocabulary import AlphaMode
+from tests.builders.env_records import CPU, with_values
 
 FULL = {"alpha": 1.0, "target": 1.0, "mode": AlphaMode.HOLD}
 

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from env_records import empty_state, numbers
 from torch import Tensor
 
 from esper_soa.config.env import GUARD_WINDOW, GovernorConfig
 from esper_soa.env.governor import PanicReason, check_panic, watch
 from esper_soa.state import EnvState, Guard
+from tests.builders.env_records import empty_state, numbers
 
 # 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
 CFG = GovernorConfig()

@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from recording_agent import RecordingAgent
 from tensordict import TensorDict
-from tiny_world import CPU, quiet_progress, tiny_settings
 from torch import Tensor
 
 from esper_soa.agent.policy import RecurrentPolicy
@@ -35,6 +33,8 @@ from esper_soa.training.loop.build import build_rules
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.vocabulary import Op
+from tests.builders.recording_agent import RecordingAgent
+from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
 QUIET = quiet_progress()
 NUM_ENVS = 6

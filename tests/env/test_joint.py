@@ -7,11 +7,11 @@ from itertools import chain
 
 import pytest
 import torch
-from tiny_world import play_state, tiny_rules
 
 from esper_soa.env.actions import JointActions
 from esper_soa.env.legal import obey
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES
+from tests.builders.tiny_world import play_state, tiny_rules
 
 
 def table(num_slots: int, codes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)) -> JointActions:

@@ -4,12 +4,12 @@ Recorded lives, of every stage, ramp and way to prune: tests/parity.
 """
 
 import torch
-from env_records import with_values
 
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.lifecycle import EMPTY_SLOT, apply, effective_op, record_accuracy, tick
 from esper_soa.state import Action, Ramp, Slots, initial
 from esper_soa.vocabulary import HEAD_NAMES, AlphaMode, Blend, Blueprint, Curve, Op, Stage, Style
+from tests.builders.env_records import with_values
 
 MANUAL = LifecycleConfig()
 GATES = GatesConfig()

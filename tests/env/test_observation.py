@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from env_records import empty_state, with_values
 
 from esper_soa.env.observation import feature_names, observe
 from esper_soa.state import HISTORY
 from esper_soa.vocabulary import AlphaMode, Blend, Op, Stage
+from tests.builders.env_records import empty_state, with_values
 
 SLOT_NAMES = ("r0c0", "r0c1")
 MAX_STEPS = 20

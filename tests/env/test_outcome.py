@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from env_records import CPU, empty_state, numbers, with_values
-from reward_cases import make_settings
 
 from esper_soa.env import outcome
 from esper_soa.env.outcome import (
@@ -23,6 +21,8 @@ from esper_soa.env.outcome import (
 from esper_soa.env.signals import push
 from esper_soa.state import Slots, initial
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint, Stage
+from tests.builders.env_records import CPU, empty_state, numbers, with_values
+from tests.builders.reward_cases import make_settings
 
 
 def state_with(**slots):

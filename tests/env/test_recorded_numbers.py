@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from recorded_numbers import assert_recorded, fingerprint, fingerprints
-from tiny_world import CPU, SMALL_TASK, play_state, tiny_settings
 
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import RandomPolicy
@@ -37,6 +35,8 @@ from esper_soa.env.user_reward import sample_inputs
 from esper_soa.state import STATE_FLOAT, Decision, Totals, View, initial
 from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import Op
+from tests.builders.recorded_numbers import assert_recorded, fingerprint, fingerprints
+from tests.builders.tiny_world import CPU, SMALL_TASK, play_state, tiny_settings
 
 ENVS = 600
 # Switches, and weights that are other than the defaults in all modes.

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_world import CPU, tiny_settings
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.env.env import Env
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.world import World
 from esper_soa.training.loop.build import build_world
+from tests.builders.tiny_world import CPU, tiny_settings
 
 ENVS = 4
 FIRST = 2

@@ -4,9 +4,6 @@ what is remembered, fossils settled.
 
 import pytest
 import torch
-from env_records import empty_state, numbers, with_values
-from reward_cases import make_action, make_attribution, make_settings
-from tiny_world import play_state, tiny_rules
 from torch import Tensor
 
 from esper_soa.config.env import REWARD_MODES, TERM_NAMES, LossRewardConfig, RewardConfig
@@ -16,6 +13,9 @@ from esper_soa.env.reward_records import RewardInputs
 from esper_soa.state import ActionOutcome, EnvState
 from esper_soa.system.errors import SettingError
 from esper_soa.vocabulary import Blend, Op, Stage
+from tests.builders.env_records import empty_state, numbers, with_values
+from tests.builders.reward_cases import make_action, make_attribution, make_settings
+from tests.builders.tiny_world import play_state, tiny_rules
 
 STEPS = 6
 FOSSILIZE = (Op.FOSSILIZE, Op.FOSSILIZE)

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from reward_cases import make_inputs
 
 from esper_soa.config.env import RewardConfig
 from esper_soa.env.reward_modes import RewardTerms, add_terms, no_terms, score
 from esper_soa.vocabulary import Op, Stage
+from tests.builders.reward_cases import make_inputs
 
 
 def terms_of(mode: str, fields: dict, **config: object) -> RewardTerms:

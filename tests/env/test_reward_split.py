@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from tiny_world import CPU, play_state, tiny_settings
 
 import esper_soa
 from esper_soa.config.env import RewardConfig
@@ -16,6 +15,7 @@ from esper_soa.env.step import EnvRules, StepResult
 from esper_soa.state import Slots, Totals
 from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_rules
+from tests.builders.tiny_world import CPU, play_state, tiny_settings
 
 HERE = "parts_of_users"
 NUM_ENVS = 5

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from env_records import numbers
-from reward_cases import make_inputs
 
 from esper_soa.config.env import RewardConfig
 from esper_soa.env import reward_terms as term
 from esper_soa.vocabulary import Stage
+from tests.builders.env_records import numbers
+from tests.builders.reward_cases import make_inputs
 
 CFG = RewardConfig()
 OLD = {"seed_age": 20, "stage": Stage.HOLDING, "stage_age": 6}

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from env_records import with_values
-from tiny_world import made_up, play_state, tiny_rules, tiny_world, view_of
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.env import GovernorConfig
@@ -15,6 +13,8 @@ from esper_soa.env.governor import PanicReason, discard_panicked, watch
 from esper_soa.env.step import EnvRules, StepResult, apply_action, guard_, record_and_observe
 from esper_soa.state import EnvState, Masks, Measurements
 from esper_soa.vocabulary import Op, Stage
+from tests.builders.env_records import with_values
+from tests.builders.tiny_world import made_up, play_state, tiny_rules, tiny_world, view_of
 
 STAGES = (Stage.TRAINING, Stage.FOSSILIZED, Stage.BLENDING, Stage.EMBARGOED)
 ALPHAS = (0.0, 1.0, 0.5, 0.0)

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from env_records import empty_state, numbers, with_values
-from reward_cases import make_attribution
 from torch import Tensor
 
 from esper_soa.env.reward import hindsight_credit, record_boosts
 from esper_soa.state import EnvState
+from tests.builders.env_records import empty_state, numbers, with_values
+from tests.builders.reward_cases import make_attribution
 
 
 def recorded(steps: list[int], boost: Tensor, max_steps: int) -> EnvState:

@@ -8,7 +8,6 @@ from operator import attrgetter
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from tiny_world import CPU, SingleEnv, quiet_progress, tiny_settings
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import PolicyConfig
@@ -32,6 +31,7 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.vocabulary import Blend, Blueprint
+from tests.builders.tiny_world import CPU, SingleEnv, quiet_progress, tiny_settings
 
 ENVS = 3
 ROUND = 2

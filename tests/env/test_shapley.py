@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from env_records import CPU
 from torch import Tensor
 
 from esper_soa.env.attribution import (
@@ -15,6 +14,7 @@ from esper_soa.env.attribution import (
     sampled_shapley_values,
     shapley_values,
 )
+from tests.builders.env_records import CPU
 
 
 def random_values(num_players: int, seed: int) -> Tensor:

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from env_records import CPU, empty_state, numbers, with_values
-from reward_cases import make_attribution
 
 from esper_soa.config.env import SignalsConfig
 from esper_soa.env.signals import (
@@ -19,6 +17,8 @@ from esper_soa.env.signals import (
 )
 from esper_soa.state import HISTORY, GradientStats, Measurements, Signals, Slots, initial
 from esper_soa.vocabulary import Op, Stage
+from tests.builders.env_records import CPU, empty_state, numbers, with_values
+from tests.builders.reward_cases import make_attribution
 
 CFG = SignalsConfig()  # plateau below a gain of 0.5; stable between -5 % and 3 %, 3 times
 QUARTER = SignalsConfig(stabilization_threshold=0.25, regression_threshold=0.25)  # exact in binary

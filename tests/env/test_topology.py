@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tiny_world import CPU, quiet_progress
 from torch import Tensor
 
 from benchmarks.baseline_env import BaselineEnv, Plant
@@ -19,6 +18,7 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Op, Stage
+from tests.builders.tiny_world import CPU, quiet_progress
 
 STEPS = 4
 ROUND = 2

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from parts_of_users import gain, parts
-from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
 from esper_soa.config.env import TERM_NAMES, GovernorConfig, RewardConfig
 from esper_soa.env.reward_records import RewardInputs
@@ -17,6 +16,7 @@ from esper_soa.state import STATE_FLOAT
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_rules
 from esper_soa.training.results.metrics import MetricsAccumulator
+from tests.builders.tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
 HERE = "parts_of_users"
 NUM_ENVS = 4

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded_numbers import assert_recorded, fingerprint, fingerprints
-from tiny_world import CPU, SMALL_TASK, tiny_settings
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig
@@ -23,6 +21,8 @@ from esper_soa.system import streams
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import HEADS
+from tests.builders.recorded_numbers import assert_recorded, fingerprint, fingerprints
+from tests.builders.tiny_world import CPU, SMALL_TASK, tiny_settings
 
 ENVS = 3
 STEPS = 4

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from grown_hosts import EVERY_KIND, KINDS, SLOTS, Measured, measured_hosts, score
 from torch import nn
 
 from esper_soa.env.parameters import total_params
@@ -20,6 +19,7 @@ from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_layer
 from esper_soa.nets.model.modules import layer_of, network_of, sequence
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.vocabulary import Blend, Stage
+from tests.builders.grown_hosts import EVERY_KIND, KINDS, SLOTS, Measured, measured_hosts, score
 
 ENVS = list(range(len(KINDS)))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from grown_hosts import KINDS, Measured, measured_hosts
 from torch import Tensor, nn
 
 from esper_soa.grown import formats
@@ -20,6 +19,7 @@ from esper_soa.grown.formats import save_code, save_onnx, save_pt2
 from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.errors import UserError
+from tests.builders.grown_hosts import KINDS, Measured, measured_hosts
 
 BATCHES = (1, 2, 7, 64)
 

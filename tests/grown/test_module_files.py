@@ -14,8 +14,6 @@ from types import ModuleType
 
 import pytest
 import torch
-import warm
-from grown_hosts import Measured, measured_hosts
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import nn
@@ -34,6 +32,8 @@ from esper_soa.grown.module_files import (
 )
 from esper_soa.nets.model.modules import GrownNetwork, layer_of
 from esper_soa.training.start.export import main
+from tests.builders import warm
+from tests.builders.grown_hosts import Measured, measured_hosts
 
 NUM_HOSTS = 5
 

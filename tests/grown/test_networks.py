@@ -4,11 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tiny_runs
 import torch
-from grown_hosts import score
-from tiny_runs import records, run
-from tiny_world import CPU, play_state, tiny_rules
 
 from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
@@ -25,6 +21,10 @@ from esper_soa.training.loop import task_files
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.task_files import TaskFiles
 from esper_soa.vocabulary import Stage
+from tests.builders import tiny_runs
+from tests.builders.grown_hosts import score
+from tests.builders.tiny_runs import records, run
+from tests.builders.tiny_world import CPU, play_state, tiny_rules
 
 ROUNDS = 4
 

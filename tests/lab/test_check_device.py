@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from program import finished
 from rich.console import Console
-from tiny_world import tiny_settings
 
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.check_device import check_device, engine_table, memory_table
 from esper_soa.nets.trial import TrialResult
 from esper_soa.runtime.memory import PASSED, UPDATED, Need
+from tests.builders.program import finished
+from tests.builders.tiny_world import tiny_settings
 
 
 def printed(console: Console) -> str:

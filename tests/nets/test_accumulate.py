@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_world import CPU, seeds_where, tiny_settings
 
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
@@ -19,6 +18,7 @@ from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
+from tests.builders.tiny_world import CPU, seeds_where, tiny_settings
 
 
 def made(batches: int) -> World:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tiny_world import CPU, play_state, seeds_where, tiny_rules, tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,6 +16,7 @@ from esper_soa.nets.model.host import MOST_INDEXED, activation_elements, host_sh
 from esper_soa.nets.trial import Trial, Workload
 from esper_soa.training.loop.build import trial_of
 from esper_soa.vocabulary import Blend, Blueprint, Stage
+from tests.builders.tiny_world import CPU, play_state, seeds_where, tiny_rules, tiny_settings
 
 META = torch.device("meta")
 

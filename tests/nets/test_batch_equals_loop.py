@@ -10,7 +10,13 @@ from dataclasses import fields
 
 import pytest
 import torch
-from loop_world import (
+
+from benchmarks.baseline_env import ScalarAction
+from benchmarks.baseline_lifecycle import RampRecord, SeedRecord, TotalsRecord
+from esper_soa.config.env import GatesConfig
+from esper_soa.nets import batched
+from esper_soa.vocabulary import RUNNING_STAGES, Blend, Blueprint, Op, Stage, Style
+from tests.builders.loop_world import (
     TEXT,
     TEXT_TASK,
     Setting,
@@ -21,12 +27,6 @@ from loop_world import (
     loop_weights,
     stacked_weights,
 )
-
-from benchmarks.baseline_env import ScalarAction
-from benchmarks.baseline_lifecycle import RampRecord, SeedRecord, TotalsRecord
-from esper_soa.config.env import GatesConfig
-from esper_soa.nets import batched
-from esper_soa.vocabulary import RUNNING_STAGES, Blend, Blueprint, Op, Stage, Style
 
 IDS = [0, 1, 2, 3, 4]
 # Float fields of the env state that are counted out of whole images, and so equal to the last bit.

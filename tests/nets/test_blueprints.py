@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_world import CPU
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -48,6 +47,7 @@ from esper_soa.nets.seeds.pools import parameter_table, row_layout
 from esper_soa.nets.seeds.seed_plan import Group
 from esper_soa.nets.seeds.seeds import ActiveGroup, SeedFiller, TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
+from tests.builders.tiny_world import CPU
 
 NETS = 3
 BATCH = 2

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import user_files
 
 import esper_soa
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data.datasets import load_images
+from tests.builders import user_files
 
 GOOD = user_files.arrays()
 TRAIN, TRAIN_LABELS, TEST, TEST_LABELS = GOOD.values()

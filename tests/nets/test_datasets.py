@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import user_files
 
 import esper_soa
 from esper_soa.config.nets import DataConfig
@@ -20,6 +19,7 @@ from esper_soa.nets.data.cifar import BATCH_TITLES, parse_pickle, read_cifar10
 from esper_soa.nets.data.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 from esper_soa.nets.data.image_set import set_aside
 from esper_soa.system.errors import DataError, SettingError
+from tests.builders import user_files
 
 FASHION32_IDENTITY = "e4018691f7d881861cee64cc7deac90d728b3c55cbcaf85f395c5b359529ed36"
 NAMES = tuple(BATCH_TITLES)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_world import CPU, quiet_progress, tiny_settings
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.nets import TaskConfig
@@ -20,6 +19,7 @@ from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world, trial_of
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
+from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
 STEPS = 6
 SINGLE_PROCESS = "native kernels are for float32 on a CPU, not"

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from env_records import with_values
-from tiny_world import tiny_settings
 
 from esper_soa.config.nets import TaskConfig
 from esper_soa.env.step import measure_
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
+from tests.builders.env_records import with_values
+from tests.builders.tiny_world import tiny_settings
 
 CPU = torch.device("cpu")
 ENVS = 5  # more than values

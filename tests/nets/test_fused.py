@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_world import CPU, seeds_where, silence_hosts_, tiny_settings
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,6 +43,7 @@ from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
+from tests.builders.tiny_world import CPU, seeds_where, silence_hosts_, tiny_settings
 
 pytestmark = pytest.mark.usefixtures("native")
 

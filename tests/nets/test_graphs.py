@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from nets.stand_in import EMPTY, stand_in
-from tiny_runs import run
-from tiny_world import tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,6 +35,9 @@ from esper_soa.training.loop import build
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.players import build_player
 from esper_soa.training.loop.run import Run
+from tests.builders.stand_in import EMPTY, stand_in
+from tests.builders.tiny_runs import run
+from tests.builders.tiny_world import tiny_settings
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import user_files
 
 import esper_soa
 from esper_soa.config.nets import DataConfig
@@ -15,6 +14,7 @@ from esper_soa.nets.data import image_preparation
 from esper_soa.nets.data.batches import check_classes
 from esper_soa.nets.data.datasets import ImageSet, count_samples, load_images
 from esper_soa.system.errors import DataError, SettingError, UserError
+from tests.builders import user_files
 
 
 def loaded(path: Path, **settings: object) -> ImageSet:

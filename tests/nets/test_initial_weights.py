@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
@@ -22,6 +21,7 @@ from esper_soa.nets.model.parts import Parameter, Table
 from esper_soa.nets.seeds import pools
 from esper_soa.system import streams
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
+from tests.builders.tiny_world import CPU, seeds_where
 
 QUANTILES = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9], dtype=torch.float64)
 TASKS = {

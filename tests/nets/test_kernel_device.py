@@ -7,10 +7,12 @@ from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-from nets import gpu_mixtures, test_triton_kernels, test_triton_slot
-from nets.gpu_mixtures import drawn, mixed_plan, random_weights, slot_shape
 from triton import knobs
 from triton.runtime import JITFunction, interpreter
+
+from tests.builders import gpu_mixtures
+from tests.builders.gpu_mixtures import drawn, mixed_plan, random_weights, slot_shape
+from tests.nets import test_triton_kernels, test_triton_slot
 
 META = torch.device("meta")  # where a tensor of the CPU raises beside one that is there
 

@@ -24,9 +24,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from program import wait_until
 from tensordict import TensorDict
-from warm import Popen
 
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
@@ -36,6 +34,8 @@ from esper_soa.nets.engines.cpu.sequences import SequenceBlock
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.sgd import rules_of
 from esper_soa.system.cores import this_processor
+from tests.builders.program import wait_until
+from tests.builders.warm import Popen
 
 pytestmark = pytest.mark.usefixtures("native")
 

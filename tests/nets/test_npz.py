@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import user_files
 
 from esper_soa import images
 from esper_soa.nets.data.npz import LazyArray, check_ratio, npz_arrays
 from esper_soa.system.errors import DataError
+from tests.builders import user_files
 
 REMEDY = (
     r"Save the arrays anew: numpy\.savez\('mine\.npz', train_images=\.+, train_labels=\.+, \.+\)\.$"

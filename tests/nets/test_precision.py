@@ -6,8 +6,6 @@ from dataclasses import fields
 
 import pytest
 import torch
-from loop_world import Setting, StackedEnvs
-from tiny_world import CPU, quiet_progress, tiny_settings
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
@@ -24,6 +22,8 @@ from esper_soa.nets.precision import (
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.resume import may_change
+from tests.builders.loop_world import Setting, StackedEnvs
+from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
 IDS = list(range(5))
 

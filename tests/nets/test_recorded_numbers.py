@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
-from recorded_numbers import assert_recorded, assert_recorded_text, fingerprints
-from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
@@ -29,6 +27,8 @@ from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.state import Costs
 from esper_soa.system import streams
 from esper_soa.vocabulary import Blend, Blueprint, Stage
+from tests.builders.recorded_numbers import assert_recorded, assert_recorded_text, fingerprints
+from tests.builders.tiny_world import CPU, seeds_where
 
 ENVS = torch.arange(3)
 SETS = {

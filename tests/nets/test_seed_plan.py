@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
-from tiny_world import CPU, seeds_where
 
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.seed_plan import THROUGH, Group, SeedPlan, groups_of, seed_plan
 from esper_soa.vocabulary import Blend, Blueprint, Stage
+from tests.builders.tiny_world import CPU, seeds_where
 
 DETACHED = (Stage.TRAINING, Stage.BLENDING)
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from esper_soa.config.nets import TaskConfig, sort_slots
@@ -20,6 +19,7 @@ from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.system import streams
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
+from tests.builders.tiny_world import CPU, seeds_where
 
 BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
 KINDS = [(blueprint, blend) for blueprint in CNN_BLUEPRINTS for blend in BLENDS]

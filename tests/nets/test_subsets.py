@@ -3,11 +3,11 @@ differs.
 """
 
 import numpy as np
-from tiny_world import seeds_where
 
 from esper_soa.config.nets import SubsetRows
 from esper_soa.nets.seeds.subsets import branch_plan, jobs_of, max_rows, subset_codes
 from esper_soa.vocabulary import Blend, Blueprint, Stage
+from tests.builders.tiny_world import seeds_where
 
 
 def test_branch_plan_reaches_every_subset_and_shares_prefixes():

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_world import CPU
 
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import text, tokens
@@ -19,6 +18,7 @@ from esper_soa.nets.data.batches import Draw
 from esper_soa.nets.data.datasets import load_samples, sample_spec
 from esper_soa.system import streams
 from esper_soa.system.errors import DataError, SettingError
+from tests.builders.tiny_world import CPU
 
 SIZE = 403  # tokens: stretches of 363, 20 and 20
 LENGTH = 4

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_world import CPU, seeds_where
 from torch import Tensor, nn
 
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
@@ -45,6 +44,7 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.results.profile import PhaseProfile
 from esper_soa.vocabulary import SEQUENCE_BLUEPRINTS as CODES
 from esper_soa.vocabulary import Blend, Stage
+from tests.builders.tiny_world import CPU, seeds_where
 
 TOKENS, LENGTH, BATCH, BATCHES = 13, 6, 3, 2
 SIZES = TransformerConfig(width=8, layers=2, heads=2, context=LENGTH, segments=2)

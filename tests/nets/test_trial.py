@@ -9,7 +9,6 @@ from itertools import cycle
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_world import CPU, tiny_settings
 
 from esper_soa.config.settings import ENGINES as NAMES
 from esper_soa.config.settings import ComputeConfig
@@ -34,6 +33,7 @@ from esper_soa.system import streams
 from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend, Stage
+from tests.builders.tiny_world import CPU, tiny_settings
 
 EVERY_PASS = trials.PASSES  # before the fixture below
 

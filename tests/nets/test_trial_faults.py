@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the package triton is not installed (extra
 
 from triton import knobs
 
-HERE = Path(__file__).parent
+BUILDERS = Path(__file__).resolve().parents[1] / "builders"
 COMPILER = shutil.which("cc")
 
 
@@ -23,12 +23,12 @@ def told(
 ) -> str:
     """What the trial says of the kernels."""
     command = [str(COMPILER), "-w", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1")]
-    subprocess.run([*command, str(HERE / "stand_in_driver.c")], check=True)
+    subprocess.run([*command, str(BUILDERS / "stand_in_driver.c")], check=True)
     known = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
     known |= {"LD_LIBRARY_PATH": str(folder), "TRITON_LIBCUDA_PATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, str(HERE / "try_for_gpu.py"), fault, str(architecture), task],
-        env=os.environ | known | {"PYTHONPATH": str(HERE.parents[1])} | environment,
+        [sys.executable, str(BUILDERS / "try_for_gpu.py"), fault, str(architecture), task],
+        env=os.environ | known | {"PYTHONPATH": str(BUILDERS.parents[1])} | environment,
         capture_output=True,
         text=True,
     )

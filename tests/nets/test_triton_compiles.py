@@ -12,8 +12,8 @@ import pytest
 
 from esper_soa.nets.engines.gpu.tile_sizes import RESERVED_BYTES
 
-HERE = Path(__file__).resolve().parent
-KERNELS = HERE.parents[1] / "esper_soa" / "nets" / "engines" / "gpu" / "kernels"
+BUILDERS = Path(__file__).resolve().parents[1] / "builders"
+KERNELS = BUILDERS.parents[1] / "esper_soa" / "nets" / "engines" / "gpu" / "kernels"
 SHARED = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # bytes that a program can have
 REGISTERS = 65536  # of a multiprocessor
 
@@ -52,8 +52,8 @@ def test_two_programs_of_every_kernel_fit_on_a_multiprocessor_and_no_register_sp
 ) -> None:
     known = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(HERE / "compiled_kernels.py"), str(architecture), dtype, task],
-        env=os.environ | known | {"PYTHONPATH": str(HERE.parents[1])},
+        [sys.executable, str(BUILDERS / "compiled_kernels.py"), str(architecture), dtype, task],
+        env=os.environ | known | {"PYTHONPATH": str(BUILDERS.parents[1])},
         capture_output=True,
         text=True,
     )

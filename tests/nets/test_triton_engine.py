@@ -10,15 +10,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from nets.gpu_mixtures import APPROXIMATE, DEVICE, planned_roster
-from tiny_world import (
-    CPU,
-    SMALL_TASK,
-    seeds_where,
-    silence_hosts_,
-    tiny_rules,
-    tiny_settings,
-)
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -42,14 +33,22 @@ from esper_soa.runtime.memory import BUILT, PASSED, needs, plan_in_words
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_rules, build_world, trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
+from tests.builders.gpu_mixtures import APPROXIMATE, DEVICE, planned_roster
+from tests.builders.tiny_world import (
+    CPU,
+    SMALL_TASK,
+    seeds_where,
+    silence_hosts_,
+    tiny_rules,
+    tiny_settings,
+)
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
-
-from nets.gpu_launches import Watched, counted
 
 from esper_soa.nets.engines.gpu import slot_flags, step, tree
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.engines.gpu.kernels import tiles
+from tests.builders.gpu_launches import Watched, counted
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 ROUNDING = 1e-4 * APPROXIMATE  # of the largest number of a tensor; sums are taken in another order

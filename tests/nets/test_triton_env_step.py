@@ -6,7 +6,6 @@ can depend on what grows; there, unlike on a CPU, the code of a GPU is the one t
 
 import pytest
 import torch
-from tiny_world import CPU, quiet_progress, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
@@ -25,12 +24,12 @@ from esper_soa.training.loop.build import build_rules, build_world
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round, _rollout, _row
 from esper_soa.training.loop.players import build_player
 from esper_soa.training.results.metrics import MetricsAccumulator
+from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-from nets.gpu_launches import Launches, Watched, Within, counted
-
 from esper_soa.nets.engines.gpu.engine import GpuEngine
+from tests.builders.gpu_launches import Launches, Watched, Within, counted
 
 META = torch.device("meta")
 READ_PROGRESS = "read_progress"  # a copy that is started, not waited for

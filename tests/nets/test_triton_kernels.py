@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from nets.gpu_mixtures import APPROXIMATE, DEVICE, TF32, drawn, per_net
 from torch import Tensor
 
 from esper_soa.nets import batched
+from tests.builders.gpu_mixtures import APPROXIMATE, DEVICE, TF32, drawn, per_net
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 

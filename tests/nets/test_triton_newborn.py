@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from nets.gpu_mixtures import DEVICE, ODD
-from tiny_world import tiny_rules
 from torch import Tensor
 
 from benchmarks.sync_guard import SyncGuard
@@ -13,6 +11,8 @@ from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds.pools import allocate, claim_, read_active_seeds, slot_seeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
+from tests.builders.gpu_mixtures import DEVICE, ODD
+from tests.builders.tiny_world import tiny_rules
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 

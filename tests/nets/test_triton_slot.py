@@ -6,8 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nets import gpu_mixtures
-from nets.gpu_mixtures import (
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.config.nets import TaskConfig
+from esper_soa.nets.model.host import HostShape, host_shape
+from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
+from tests.builders import gpu_mixtures
+from tests.builders.gpu_mixtures import (
     APPROXIMATE,
     DEVICE,
     ODD,
@@ -17,13 +24,6 @@ from nets.gpu_mixtures import (
     plain_slot,
     random_weights,
 )
-from tensordict import TensorDict
-from torch import Tensor
-
-from esper_soa.config.nets import TaskConfig
-from esper_soa.nets.model.host import HostShape, host_shape
-from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 

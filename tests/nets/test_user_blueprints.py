@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from parts_of_users import Grouped, perceptron
-from tiny_world import CPU, assert_alone, tiny_settings
 from torch import Tensor, nn
 
 import esper_soa
@@ -42,6 +41,7 @@ from esper_soa.system import streams
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
+from tests.builders.tiny_world import CPU, assert_alone, tiny_settings
 
 HERE = "parts_of_users"
 GROUPED = Architecture(13, "grouped", (UserModule(Grouped),), residual=False)

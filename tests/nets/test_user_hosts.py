@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from hosts_of_users import SLOTS, Counting, Head, Staged, plain
-from lanes import some_of
-from tiny_world import CPU, assert_alone, random_round, tiny_settings
 from torch import Tensor, nn
 
 from esper_soa import host
@@ -34,6 +32,8 @@ from esper_soa.runtime.memory import needs
 from esper_soa.system import streams
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_rules, build_world
+from tests.builders.lanes import some_of
+from tests.builders.tiny_world import CPU, assert_alone, random_round, tiny_settings
 
 HERE = "hosts_of_users"
 NETS = 3

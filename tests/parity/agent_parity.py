@@ -1,12 +1,12 @@
 """Distributions, advantages and normalisers against the recorded vectors of the reference."""
 
 import torch
-from parity_vectors import load
 
 from esper_soa.agent import normalize
 from esper_soa.agent.advantages import gae, normalize_advantages
 from esper_soa.agent.distribution import entropy, masked_log_probs
 from esper_soa.state import chosen
+from tests.parity.parity_vectors import load
 
 CPU = torch.device("cpu")
 SINGLE = {"atol": 1e-5, "rtol": 1e-5}

@@ -8,7 +8,6 @@ program.
 import numpy as np
 import pytest
 import torch
-from parity_vectors import load, load_networks
 from torch.nn import functional as F
 
 from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord, curve_progress
@@ -24,6 +23,7 @@ from esper_soa.vocabulary import (
     Blueprint,
     Stage,
 )
+from tests.parity.parity_vectors import load, load_networks
 
 CHANNELS = {"r0c0": 8, "r0c1": 16, "r0c2": 32}
 BLENDS = {"ADD": Blend.ADD, "MULTIPLY": Blend.MULTIPLY, "GATE": Blend.GATE}

@@ -1,11 +1,11 @@
 """The panic rule against series of losses recorded from the reference."""
 
 import torch
-from parity_vectors import columns, load
 
 from esper_soa.config.env import GovernorConfig
 from esper_soa.env.governor import PanicReason, check_panic
 from esper_soa.state import Guard, initial
+from tests.parity.parity_vectors import columns, load
 
 MIN_SAMPLES = 10
 REASONS = {

@@ -1,8 +1,6 @@
 """The heuristic policy against episodes of decisions recorded from the reference."""
 
 import torch
-from env_records import empty_state, with_values
-from parity_vectors import columns, load
 from torch.nn.functional import pad
 
 from esper_soa.agent.scripted import (
@@ -14,6 +12,8 @@ from esper_soa.agent.scripted import (
 from esper_soa.config.agent import HeuristicConfig
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Op, Stage
+from tests.builders.env_records import empty_state, with_values
+from tests.parity.parity_vectors import columns, load
 
 SETTINGS = {
     "plateau_epochs_to_germinate": "plateau_steps_to_germinate",

@@ -8,7 +8,6 @@ here.
 import numpy as np
 import pytest
 import torch
-from parity_vectors import load
 
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
@@ -35,6 +34,7 @@ from esper_soa.vocabulary import (
     Op,
     Stage,
 )
+from tests.parity.parity_vectors import load
 
 # a gate network exists here, if blend is GATE
 GATED_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)

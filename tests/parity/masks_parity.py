@@ -7,12 +7,12 @@ the other side of the limit than that of their slots.
 
 import pytest
 import torch
-from parity_vectors import load
 
 from esper_soa.config.env import LifecycleConfig
 from esper_soa.env.masks import action_masks
 from esper_soa.state import Ramp, Slots, initial, stage_in
 from esper_soa.vocabulary import CNN_BLUEPRINTS, LIVE_STAGES, Stage
+from tests.parity.parity_vectors import load
 
 TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)  # of hosts of text
 TOPOLOGIES = torch.zeros(2, 13, dtype=torch.bool)

@@ -8,7 +8,6 @@ import itertools
 
 import pytest
 import torch
-from parity_vectors import load_networks
 from torch.nn import functional as F
 
 from esper_soa.config.nets import TaskConfig, sort_slots
@@ -19,6 +18,7 @@ from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.seeds.seed_plan import Group
 from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
+from tests.parity.parity_vectors import load_networks
 
 CHANNELS = {"r0c0": 8, "r0c1": 16, "r0c2": 32}
 BLENDS = {"ADD": Blend.ADD, "MULTIPLY": Blend.MULTIPLY, "GATE": Blend.GATE}

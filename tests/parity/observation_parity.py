@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from parity_vectors import columns, load
 from torch import Tensor
 
 from esper_soa.env.observation import env_features, slot_features
 from esper_soa.state import HISTORY, Ramp, Signals, Slots, initial
 from esper_soa.vocabulary import Blueprint, Stage
+from tests.parity.parity_vectors import columns, load
 
 
 def filled_in(empty: Slots | Ramp, given: dict[str, Tensor]) -> Slots | Ramp:

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from parity_vectors import load
 
 from esper_soa.config.env import LossRewardConfig, RewardConfig
 from esper_soa.env.reward import HINDSIGHT_WEIGHT, hindsight_credit
@@ -14,6 +13,7 @@ from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import seed_potential, shaping, stage_potential
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.vocabulary import Op, Stage
+from tests.parity.parity_vectors import load
 
 VARIANTS = (
     {},

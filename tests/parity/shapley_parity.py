@@ -7,10 +7,10 @@ it where it has no spread, and lie within its error elsewhere.
 
 import pytest
 import torch
-from parity_vectors import load
 
 from esper_soa.env.attribution import pair_interactions, shapley_values
 from esper_soa.nets.seeds.subsets import subset_codes
+from tests.parity.parity_vectors import load
 
 ORDERS = 100  # permutations behind a recorded estimate
 ERRORS = 6.0  # standard errors that an estimate may be off; chance leaves this range once in 10**8

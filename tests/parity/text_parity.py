@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks_parity import BLENDS, row
-from parity_vectors import SAMPLE
 
 from esper_soa.config.nets import TaskConfig, TransformerConfig, host_slots
 from esper_soa.nets.engines.cpu.sequences import native_shape
@@ -28,6 +26,8 @@ from esper_soa.nets.model.host import (
 from esper_soa.nets.seeds.seed_plan import THROUGH, Group
 from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
+from tests.parity.networks_parity import BLENDS, row
+from tests.parity.parity_vectors import SAMPLE
 
 KIND = {one.name: one for one in SEQUENCE_BLUEPRINTS}
 close = {"rtol": 1e-5, "atol": 1e-5}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from program import ENVIRONMENT, TINY, command
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from esper_soa.runtime import compilation
 from esper_soa.runtime.compilation import choose_compilation, keep_compiled
+from tests.builders.program import ENVIRONMENT, TINY, command
 
 CPU = torch.device("cpu")
 HOUR = (64, 150 * 2_000)

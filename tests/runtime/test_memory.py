@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from program import finished
-from tiny_world import tiny_rules
 from torch import Tensor
 
 from esper_soa.agent.objective import Batch, coefficients, total_loss
@@ -44,6 +42,8 @@ from esper_soa.runtime.memory import (
     needs,
 )
 from esper_soa.system.errors import RunMemoryError, SettingError, UserError
+from tests.builders.program import finished
+from tests.builders.tiny_world import tiny_rules
 
 CPU = torch.device("cpu")
 SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "compute.engine=torch")

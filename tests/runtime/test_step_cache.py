@@ -19,9 +19,6 @@ import pytest
 import tensordict
 import torch
 import torch._inductor as inductor
-import warm
-from program import ENVIRONMENT
-from tiny_world import CPU, tiny_rules, tiny_settings
 from torch import Tensor
 
 from esper_soa.config.env import (
@@ -61,6 +58,9 @@ from esper_soa.system.caches import open_cache
 from esper_soa.system.signals import Interrupted, signal_handlers
 from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import HEAD_NAMES, Stage
+from tests.builders import warm
+from tests.builders.program import ENVIRONMENT
+from tests.builders.tiny_world import CPU, tiny_rules, tiny_settings
 
 ENVS = 3
 SHORT = 4  # env-steps of a run that compiles nothing beside itself

@@ -9,8 +9,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import warm
-from program import ENVIRONMENT, PATIENCE, TINY, command
 
 from esper_soa.system.console import (
     SafeStream,
@@ -22,6 +20,8 @@ from esper_soa.system.console import (
 from esper_soa.system.errors import UserError
 from esper_soa.system.files import IncompleteError
 from esper_soa.training.files.session import quiet_warnings
+from tests.builders import warm
+from tests.builders.program import ENVIRONMENT, PATIENCE, TINY, command
 
 TOLD = (
     "accuracy, mean over hosts (%)",

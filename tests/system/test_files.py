@@ -12,9 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import warm
 
 from esper_soa.system.files import LineFile, WriteErrors, replacing, sync, write_text
+from tests.builders import warm
 
 LIMITED = """
 import resource, sys

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-import warm
-from program import ENVIRONMENT, PATIENCE, TINY, contents, finished, lines, started, wait_until
 
 from esper_soa.system.console import ending_with_status
 from esper_soa.system.errors import UserError
@@ -25,6 +23,17 @@ from esper_soa.system.signals import (
     import_guard,
     stop_at_once,
     torch_import_guard,
+)
+from tests.builders import warm
+from tests.builders.program import (
+    ENVIRONMENT,
+    PATIENCE,
+    TINY,
+    contents,
+    finished,
+    lines,
+    started,
+    wait_until,
 )
 
 LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "control=none", "telemetry.progress=off"]

@@ -11,9 +11,7 @@ import traceback
 import numpy as np
 import pytest
 import torch
-from loop_world import Setting, StackedEnvs
 from tensordict import TensorDict
-from tiny_world import CPU, seeds_where, tiny_settings
 from torch import Tensor
 
 from esper_soa.config.settings import ComputeConfig
@@ -21,6 +19,8 @@ from esper_soa.nets.data.images import ImageCrops, TrainingImages
 from esper_soa.system.threads import Call, PieceCancelled, run_pieces
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Stage
+from tests.builders.loop_world import Setting, StackedEnvs
+from tests.builders.tiny_world import CPU, seeds_where, tiny_settings
 
 
 def test_results_come_in_the_order_of_the_pieces() -> None:

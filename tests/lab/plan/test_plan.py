@@ -20,9 +20,7 @@ from typing import TypeVar
 
 import pytest
 import torch
-from program import TINY, finished
 from rich.console import Console
-from tiny_world import quiet_progress, tiny_settings
 
 from esper_soa.config.agent import PolicyConfig, PPOConfig
 from esper_soa.config.env import EarlyStopConfig
@@ -77,6 +75,8 @@ from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import EpisodeRunner, Round
 from esper_soa.training.loop.players import build_player
+from tests.builders.program import TINY, finished
+from tests.builders.tiny_world import quiet_progress, tiny_settings
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from program import ENVIRONMENT, command
 
 from esper_soa.config.compose import compose_settings
 from esper_soa.lab.plan.plan import MIB, make_plan
+from tests.builders.program import ENVIRONMENT, command
 
 SETTINGS = {
     "small hosts, many of them": "+experiment=smoke envs=512 steps=30 policy.network.hidden=64 "

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report_runs import SLOTS, line, make_run, summary, write_lines, write_round
 
 from esper_soa.lab.report.bundle import bundle
 from esper_soa.lab.report.live import HOST, Server
 from esper_soa.lab.report.page import page_of
 from esper_soa.lab.report.run_files import find_runs
+from tests.builders.report_runs import SLOTS, line, make_run, summary, write_lines, write_round
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("vl_convert", reason="the extra report is not installed")

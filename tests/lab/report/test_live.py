@@ -12,12 +12,12 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from report_runs import PROGRAM, line, make_run, summary, write_lines, write_round
 
 from esper_soa.lab.report import live
 from esper_soa.lab.report.live import HOST, Server, port_of, state_of
 from esper_soa.system.errors import UserError
 from esper_soa.system.signals import Interrupted
+from tests.builders.report_runs import PROGRAM, line, make_run, summary, write_lines, write_round
 
 
 @pytest.fixture

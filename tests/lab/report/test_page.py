@@ -9,7 +9,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from report_runs import PROGRAM, line, make_run, page_text, summary, write_round, write_table
 
 from esper_soa.lab.compare.comparison import RESULT
 from esper_soa.lab.report import bundle, details, page, sections, write
@@ -20,6 +19,15 @@ from esper_soa.lab.telemetry.table_files import table_path
 from esper_soa.system.errors import UserError
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
+from tests.builders.report_runs import (
+    PROGRAM,
+    line,
+    make_run,
+    page_text,
+    summary,
+    write_round,
+    write_table,
+)
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from report_runs import line, make_run, summary
 
 from esper_soa.lab.report.groups import differing, groups_of, key_of
 from esper_soa.lab.report.run_files import RunRecord, find_runs, number, read_run, round_of
 from esper_soa.lab.run_folders import read_settings
 from esper_soa.system.errors import UserError
+from tests.builders.report_runs import line, make_run, summary
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_runs import line, make_run, summary, write_round, write_table
 
 from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.groups import FinishedGroup
@@ -13,6 +12,7 @@ from esper_soa.lab.report.run_files import RunRecord, Table, read_round, read_ru
 from esper_soa.lab.report.run_tables import table_of
 from esper_soa.training.results.statistics import Interval
 from esper_soa.vocabulary import HEAD_NAMES
+from tests.builders.report_runs import line, make_run, summary, write_round, write_table
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_runs import line, make_run, summary
 
 from esper_soa.lab.report.groups import RunGroup, pairs, standings
 from esper_soa.lab.report.run_files import part, read_run
 from esper_soa.lab.report.text import flop_in_words, p_value, tiles_of, verdict_of
+from tests.builders.report_runs import line, make_run, summary
 
 
 def group(

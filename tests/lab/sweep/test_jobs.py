@@ -15,7 +15,6 @@ import hydra
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
-from program import wait_until
 
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
@@ -25,6 +24,7 @@ from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, read_records, s
 from esper_soa.lab.sweep.plugins import PLUGIN_PACKAGE, check_job, sweep_folder
 from esper_soa.system.errors import PrunedError, UserError
 from esper_soa.system.signals import Interrupted
+from tests.builders.program import wait_until
 
 LONG = 20  # seconds of a job that must not come to its end
 

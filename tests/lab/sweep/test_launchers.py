@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from program import contents, wait_until
-from sweeping import (
+
+from esper_soa.lab.sweep.plugins import SUBMITIT, check_plugins, check_slurm, open_sweep_folder
+from esper_soa.system.errors import UserError
+from tests.builders.program import contents, wait_until
+from tests.builders.sweeping import (
     LONG,
     finished_sweep,
     holder,
@@ -23,9 +26,6 @@ from sweeping import (
     rounds_of,
     started_sweep,
 )
-
-from esper_soa.lab.sweep.plugins import SUBMITIT, check_plugins, check_slurm, open_sweep_folder
-from esper_soa.system.errors import UserError
 
 LAUNCHERS = {
     "basic": ("hydra", []),

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from lanes import some_of
-from program import TINY, contents, finished
 
 from esper_soa.lab.sweep.jobs import run_job
 from esper_soa.training.start.command import job
+from tests.builders.lanes import some_of
+from tests.builders.program import TINY, contents, finished
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,19 +12,19 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf, open_dict
-from program import ENVIRONMENT
-from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
 
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep import jobs
 from esper_soa.system.errors import PrunedError, UserError
 from hydra_plugins.esper_soa_sweeps.search import OptunaSweeper
+from tests.builders.program import ENVIRONMENT
+from tests.builders.sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
 
 optuna = pytest.importorskip("optuna")
 search = pytest.importorskip("esper_soa.lab.sweep.search")
 pruner = pytest.importorskip("esper_soa.lab.sweep.pruner")
 
-PROGRAM = Path(__file__).with_name("planted.py")
+PROGRAM = Path(__file__).parents[2] / "builders" / "planted.py"
 PLANTED = [
     "hydra/sweeper=optuna_search",
     "policy.ppo.lr=tag(log,interval(1e-6,1))",

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from program import wait_until
-from sweeping import LONG, holder, jobs_of, rounds_of, started_sweep
+
+from tests.builders.program import wait_until
+from tests.builders.sweeping import LONG, holder, jobs_of, rounds_of, started_sweep
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 
-STAND_IN = Path(__file__).with_name("local_slurm.py")
+STAND_IN = Path(__file__).parents[2] / "builders" / "local_slurm.py"
 GPU = ("hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1")
 ASKED = ["+sweep=slurm", *LONG, *GPU, "seed=1,2"]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_runs
 
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import read_table
+from tests.builders import tiny_runs
 
 
 @pytest.mark.parametrize("control", ["heuristic", "static_large"])

@@ -9,10 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from recorded_world import record
-from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
-from tiny_runs import fresh, records, settings
 
 from esper_soa.config.env import EarlyStopConfig, GatesConfig, LifecycleConfig
 from esper_soa.config.settings import TelemetryConfig, settings_yaml
@@ -26,6 +23,9 @@ from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.vocabulary import Stage
+from tests.builders.recorded_world import record
+from tests.builders.recording_agent import Witnessed, witnessed_round
+from tests.builders.tiny_runs import fresh, records, settings
 
 ENVS = 6
 ROUNDS = 2

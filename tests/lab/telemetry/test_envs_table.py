@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from recorded_world import record
 from rich.console import Console
 
 from esper_soa.config.settings import TelemetryConfig
@@ -15,6 +14,7 @@ from esper_soa.system.errors import SettingError
 from esper_soa.system.files import WriteErrors
 from esper_soa.training.results.progress import Progress
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
+from tests.builders.recorded_world import record
 
 
 def text_of(table: EnvsTable) -> list[str]:

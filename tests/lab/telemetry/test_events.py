@@ -4,12 +4,12 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from recorded_world import Recorded, record
 
 from esper_soa.lab.telemetry.recorder import MAKERS
 from esper_soa.lab.telemetry.schema import KINDS, TABLES
 from esper_soa.lab.telemetry.table_files import table_bytes, table_from
 from esper_soa.vocabulary import OP_NAMES, STAGE_NAMES, Stage
+from tests.builders.recorded_world import Recorded, record
 
 Row = dict[str, object]
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from recorded_world import facts_of, made_legend
-from tiny_world import play_state, quiet_progress, tiny_rules, tiny_settings, tiny_world
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
@@ -19,6 +17,14 @@ from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.system.files import WriteErrors
 from esper_soa.training.loop.collect import Player, Round, play_round
+from tests.builders.recorded_world import facts_of, made_legend
+from tests.builders.tiny_world import (
+    play_state,
+    quiet_progress,
+    tiny_rules,
+    tiny_settings,
+    tiny_world,
+)
 
 READS = ("read_active_seeds", "read_progress")
 ROUND_END = ("MetricsAccumulator", "_to_host", "episode_records", "blueprint_record", "_spread")

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from tiny_runs import fresh, records, settings
 
 from esper_soa.config.agent import ImitationConfig, NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import REWARD_TERMS, GatesConfig, RewardConfig
@@ -18,6 +17,7 @@ from esper_soa.env.governor import REASON_NAMES
 from esper_soa.lab.telemetry.schema import CONTROL, FULL, KINDS, TABLES
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
+from tests.builders.tiny_runs import fresh, records, settings
 
 SETTINGS = settings(
     rounds=2,

@@ -12,10 +12,6 @@ from statistics import correlation
 
 import pytest
 import torch
-from lanes import some_of
-from recording_agent import Witnessed, witnessed_round
-from report_runs import line, make_run, write_round
-from tiny_runs import fresh, records, settings
 
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig
@@ -25,6 +21,10 @@ from esper_soa.system.errors import UserError
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
+from tests.builders.lanes import some_of
+from tests.builders.recording_agent import Witnessed, witnessed_round
+from tests.builders.report_runs import line, make_run, write_round
+from tests.builders.tiny_runs import fresh, records, settings
 
 duckdb = pytest.importorskip("duckdb", reason="extra query")
 from esper_soa.lab import query  # noqa: E402

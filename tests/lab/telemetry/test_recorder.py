@@ -11,8 +11,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from program import wait_until
-from recorded_world import Recorded, record
 
 from esper_soa.lab.telemetry import recorder as module
 from esper_soa.lab.telemetry.recorder import RankRecorder, TableFolder, TableRecorder
@@ -21,6 +19,8 @@ from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.system.files import WriteErrors
 from esper_soa.training.loop.recorder import Recorder
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
+from tests.builders.program import wait_until
+from tests.builders.recorded_world import Recorded, record
 
 
 @pytest.fixture(scope="module")

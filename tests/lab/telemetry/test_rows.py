@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from recorded_world import TRAIN_SAMPLES, Recorded, record
 from torch import Tensor
 
 from esper_soa.config.env import REWARD_TERMS
@@ -25,6 +24,7 @@ from esper_soa.vocabulary import (
     STYLE_NAMES,
     Stage,
 )
+from tests.builders.recorded_world import TRAIN_SAMPLES, Recorded, record
 
 STEPS = 36
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from program import TINY, finished, started, wait_until
-from tiny_runs import fresh, resumed, settings, timeless
 
 from esper_soa.config.settings import TelemetryConfig, TrainConfig
 from esper_soa.lab.telemetry import recorder
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop import run as running
+from tests.builders.program import TINY, finished, started, wait_until
+from tests.builders.tiny_runs import fresh, resumed, settings, timeless
 
 
 def at(level: str, rounds: int = 2) -> TrainConfig:

@@ -11,8 +11,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from program import ENVIRONMENT, TINY, command
-from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry import tracking as module
@@ -23,6 +21,8 @@ from esper_soa.system.files import WriteErrors
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
 from esper_soa.training.loop.trainer import start_run, train_rounds
+from tests.builders.program import ENVIRONMENT, TINY, command
+from tests.builders.tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 
 Opener = Callable[[TrackedRun], Tracker]
 SHORT = settings(steps=2, slots=["r0c0"])

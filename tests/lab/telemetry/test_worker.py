@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from program import wait_until
 
 from esper_soa.lab.telemetry.worker import Worker
+from tests.builders.program import wait_until
 
 
 class Held:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import warm
 
 from esper_soa.training.files.checkpoint import save_checkpoint
 from esper_soa.training.files.checksum import find_damage, read_sealed, write_sealed
 from esper_soa.training.files.claims import lock_folder
 from esper_soa.training.files.run_folder import RunFolder
+from tests.builders import warm
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from program import TINY, contents, finished
 
 from esper_soa.system.errors import UserError
 from esper_soa.training.files.checksum import write_sealed
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
+from tests.builders.program import TINY, contents, finished
 
 HOLD = """
 import sys, time

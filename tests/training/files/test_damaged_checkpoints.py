@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from program import finished
-from tiny_runs import evaluate, fresh, records, run, settings
 
 from esper_soa.config.settings import EvaluateConfig
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.start.begin import resume_start
+from tests.builders.program import finished
+from tests.builders.tiny_runs import evaluate, fresh, records, run, settings
 
 CPU = torch.device("cpu")
 TINY = settings(checkpoint_keep=3)

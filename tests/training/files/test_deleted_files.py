@@ -6,13 +6,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tiny_runs import records, settings
 
 from esper_soa.system.files import IncompleteError
 from esper_soa.training.files.claims import Claim
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
 from esper_soa.training.loop.trainer import finish_run, start_run, train_rounds
+from tests.builders.tiny_runs import records, settings
 
 
 def played(folder: Path, after_round: Callable[[], object]) -> None:

@@ -12,7 +12,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from program import ENVIRONMENT, PATIENCE, TINY, command, finished, lines, started, wait_until
+
+from tests.builders.program import (
+    ENVIRONMENT,
+    PATIENCE,
+    TINY,
+    command,
+    finished,
+    lines,
+    started,
+    wait_until,
+)
 
 TABLE = ("accuracy, mean over hosts (%)", "without growth", "parameters, mean over hosts")
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from equal_runs import assert_equal_runs, content, lines, same, settings
-from program import TINY, finished
-from tiny_runs import fresh, resumed
 
 from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import ImitationConfig, NetworkConfig
@@ -25,6 +22,9 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.players import build_player
 from esper_soa.training.results.anomalies import WatchState
 from esper_soa.training.results.totals import RunTotals
+from tests.builders.equal_runs import assert_equal_runs, content, lines, same, settings
+from tests.builders.program import TINY, finished
+from tests.builders.tiny_runs import fresh, resumed
 
 CPU = torch.device("cpu")
 FACTS: dict[str, object] = {

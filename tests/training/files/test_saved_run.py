@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import fresh, settings
 
 from esper_soa.training.files.checkpoint import (
     CheckpointError,
@@ -21,6 +20,7 @@ from esper_soa.training.files.session import session
 from esper_soa.training.loop import resume
 from esper_soa.training.loop.evaluation import build_agent
 from esper_soa.training.loop.run import Run
+from tests.builders.tiny_runs import fresh, settings
 
 CPU = torch.device("cpu")
 Place = tuple[str | int, ...]

@@ -4,9 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from recording_agent import witnessed_round
-from tiny_runs import run
-from tiny_world import CPU, tiny_settings
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.slots import place_table
@@ -17,6 +14,9 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.evaluation import build_agent
 from esper_soa.training.loop.players import build_player
 from esper_soa.vocabulary import Op
+from tests.builders.recording_agent import witnessed_round
+from tests.builders.tiny_runs import run
+from tests.builders.tiny_world import CPU, tiny_settings
 
 STEPS = 8
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_files
-from tiny_world import CPU, tiny_settings
 
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import (
@@ -29,6 +27,8 @@ from esper_soa.system.errors import SettingError
 from esper_soa.training.loop import build
 from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
+from tests.builders import user_files
+from tests.builders.tiny_world import CPU, tiny_settings
 
 SLOTS = 5  # more than are evaluated in every subset
 

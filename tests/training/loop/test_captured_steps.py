@@ -10,7 +10,6 @@ from collections.abc import Hashable, Sequence
 
 import torch
 from rich.console import Console
-from tiny_world import CPU, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
@@ -22,6 +21,7 @@ from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.players import build_player
 from esper_soa.training.loop.recorder import NO_RECORDER, Recorder
 from esper_soa.training.results.progress import Progress
+from tests.builders.tiny_world import CPU, tiny_settings
 
 STEPS = 5
 

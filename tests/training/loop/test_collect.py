@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
-from tiny_world import CPU, tiny_settings
 from torch import Tensor
 
 from esper_soa.agent.policy import RecurrentPolicy
@@ -30,6 +28,8 @@ from esper_soa.training.loop.recorder import Facts, Recorder
 from esper_soa.training.results.metrics import PendingCopy
 from esper_soa.training.results.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
+from tests.builders.recording_agent import Witnessed, witnessed_round
+from tests.builders.tiny_world import CPU, tiny_settings
 
 ENVS = 3
 SLOTS = 2

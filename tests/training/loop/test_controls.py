@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
-from tiny_world import CPU
 
 from esper_soa.agent.scripted import RandomPolicy, SchedulePolicy, WaitPolicy
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
@@ -23,6 +21,8 @@ from esper_soa.training.loop.controls import play_control, widen_host
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.training.results.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES
+from tests.builders.recording_agent import Witnessed, witnessed_round
+from tests.builders.tiny_world import CPU
 
 ROUND = 3
 SCHEDULE = ScheduleConfig(

@@ -7,10 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import user_files
-from equal_runs import assert_equal_runs, settings
-from tiny_runs import evaluate, fresh, records, resumed
-from tiny_world import SingleEnv
 
 from esper_soa.config.nets import DATA_NAME, DataConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_yaml
@@ -24,6 +20,10 @@ from esper_soa.runtime.memory import needs
 from esper_soa.training.files.run_folder import RunFolder, write_config
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.start.runs import open_run
+from tests.builders import user_files
+from tests.builders.equal_runs import assert_equal_runs, settings
+from tests.builders.tiny_runs import evaluate, fresh, records, resumed
+from tests.builders.tiny_world import SingleEnv
 
 CPU = torch.device("cpu")
 NAMES = "synthetic", "fashion32"

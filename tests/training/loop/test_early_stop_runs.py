@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lanes import some_of
-from tiny_runs import run
 
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import EarlyStopConfig, GatesConfig
@@ -19,6 +17,8 @@ from esper_soa.lab.report.sections import make_drawing
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.results.final_table import Summary
+from tests.builders.lanes import some_of
+from tests.builders.tiny_runs import run
 
 ENVS = 3
 STEPS = 12

@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from equal_runs import CPU, settings
-from program import contents, finished
-from recording_agent import Witnessed, witnessed_round
-from tiny_runs import evaluate, fresh, log_of
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
@@ -44,6 +40,10 @@ from esper_soa.training.loop.evaluation import (
 from esper_soa.training.results.final_table import as_text
 from esper_soa.training.results.final_test import measure_test
 from esper_soa.training.results.statistics import mean_interval
+from tests.builders.equal_runs import CPU, settings
+from tests.builders.program import contents, finished
+from tests.builders.recording_agent import Witnessed, witnessed_round
+from tests.builders.tiny_runs import evaluate, fresh, log_of
 
 ENVS = 2
 EPISODES = 2

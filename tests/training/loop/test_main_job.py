@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lanes import some_of
-from tiny_runs import run
 
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.env import REWARD_MODES
@@ -21,6 +19,8 @@ from esper_soa.config.paths import config_dir
 from esper_soa.system.errors import UserError
 from esper_soa.training.files.run_folder import open_run_folder
 from esper_soa.training.results.final_table import Summary
+from tests.builders.lanes import some_of
+from tests.builders.tiny_runs import run
 
 TASKS = sorted(path.stem for path in Path(config_dir(), "task").glob("*.yaml"))
 REAL_CIFAR = Path(__file__).resolve().parents[4] / "shared" / "data" / "cifar-10-batches-py"

@@ -9,18 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lanes import some_of
 from rich.console import Console
 from tensordict import TensorDict
-from tiny_world import (
-    CPU,
-    guarded,
-    play_state,
-    tiny_rules,
-    tiny_settings,
-    tiny_world,
-    view_of,
-)
 
 from benchmarks.sync_guard import HostSyncError, SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
@@ -34,6 +24,16 @@ from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.metrics import MetricsAccumulator
 from esper_soa.training.results.progress import Progress
+from tests.builders.lanes import some_of
+from tests.builders.tiny_world import (
+    CPU,
+    guarded,
+    play_state,
+    tiny_rules,
+    tiny_settings,
+    tiny_world,
+    view_of,
+)
 
 META = torch.device("meta")
 PACKAGE = Path(__file__).parents[3] / "esper_soa"

@@ -12,10 +12,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from equal_runs import ROUNDS, STEPS, assert_equal_runs, lines, settings
-from lanes import some_of
-from program import PATIENCE, TINY, command, contents, started, wait_until
-from tiny_runs import fresh, log_of, records, resumed, run, signal_at
 
 from esper_soa.config.agent import PPOConfig
 from esper_soa.config.env import EarlyStopConfig
@@ -42,6 +38,10 @@ from esper_soa.training.loop.resume import (
 from esper_soa.training.results.anomalies import WatchState
 from esper_soa.training.results.totals import RunTotals
 from esper_soa.training.start.begin import resume_start
+from tests.builders.equal_runs import ROUNDS, STEPS, assert_equal_runs, lines, settings
+from tests.builders.lanes import some_of
+from tests.builders.program import PATIENCE, TINY, command, contents, started, wait_until
+from tests.builders.tiny_runs import fresh, log_of, records, resumed, run, signal_at
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,8 @@ from statistics import pvariance
 from typing import NamedTuple
 
 import pytest
-import tiny_runs
 import torch
-from lanes import some_of
-from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
-from tiny_runs import records, run
-from tiny_world import CPU
 from torch import Tensor
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
@@ -42,6 +37,11 @@ from esper_soa.training.results.final_table import Summary
 from esper_soa.training.results.progress import Progress
 from esper_soa.training.results.totals import FinalHosts, RunTotals
 from esper_soa.vocabulary import LIVE_STAGES, Stage
+from tests.builders import tiny_runs
+from tests.builders.lanes import some_of
+from tests.builders.recording_agent import Witnessed, witnessed_round
+from tests.builders.tiny_runs import records, run
+from tests.builders.tiny_world import CPU
 
 ENVS = 2
 ROUNDS = 2

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from equal_runs import content, same, settings
-from tiny_runs import fresh
 
 from esper_soa.agent import pieces, products
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.settings import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.runtime import device
 from esper_soa.system.threads import run_pieces
+from tests.builders.equal_runs import content, same, settings
+from tests.builders.tiny_runs import fresh
 
 ROUNDS = 2
 

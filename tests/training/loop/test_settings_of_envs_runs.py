@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from equal_runs import assert_equal_runs, settings
-from tiny_runs import evaluate, fresh, records, resumed
 
 from esper_soa.config.agent import NetworkConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
@@ -17,6 +15,8 @@ from esper_soa.lab.report.run_files import read_run
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.players import build_player
+from tests.builders.equal_runs import assert_equal_runs, settings
+from tests.builders.tiny_runs import evaluate, fresh, records, resumed
 
 PRICE = "reward.rent_weight"
 RATE = "task.host_lr"

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from equal_runs import CPU, same, settings
-from tiny_runs import evaluate, fresh, log_of, records, resumed, timeless
 
 from esper_soa.agent.scripted import SchedulePolicy
 from esper_soa.config.agent import ImitationConfig
@@ -37,6 +35,8 @@ from esper_soa.training.loop.resume import may_change
 from esper_soa.training.loop.task import TaskRun
 from esper_soa.training.loop.trainer import run_in_session
 from esper_soa.training.start.runs import open_run
+from tests.builders.equal_runs import CPU, same, settings
+from tests.builders.tiny_runs import evaluate, fresh, log_of, records, resumed, timeless
 
 OTHER = TaskConfig(name="other", base_channels=3, num_blocks=3, kernel_size=3, num_pools=1)
 NAMES = ("tiny", "other")

@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import warm
-from equal_runs import CPU, assert_equal_runs, lines, settings
-from grown_hosts import score
 from hosts_of_users import SLOTS
-from lanes import some_of
-from program import TINY, finished
-from tiny_runs import fresh, log_of, resumed
 
 import esper_soa
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
@@ -24,9 +18,16 @@ from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.evaluation import build_agent, evaluation_settings
 from esper_soa.training.start.export import main as export_command
+from tests.builders import warm
+from tests.builders.equal_runs import CPU, assert_equal_runs, lines, settings
+from tests.builders.grown_hosts import score
+from tests.builders.lanes import some_of
+from tests.builders.program import TINY, finished
+from tests.builders.tiny_runs import fresh, log_of, resumed
 
 HERE = "hosts_of_users"
 TESTS = Path(__file__).resolve().parents[2]
+USERS = TESTS / "builders" / "users"
 GIVEN: dict[str, str | int | float] = {
     "control": "none",
     "rounds": 1,
@@ -145,7 +146,7 @@ def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them
         "nets = esper_soa.load('host.safetensors'), host.network(); "
         "assert all(torch.equal(net(x), wanted) for net in nets)"
     )
-    paths = f"import sys; sys.path[:0] = {[str(TESTS), str(TESTS.parent)]!r}; "
+    paths = f"import sys; sys.path[:0] = {[str(USERS), str(TESTS.parent)]!r}; "
     found = paths + "import hosts_of_users, parts_of_users; " if imported else ""
     command = [sys.executable, "-c", found + code]
     done = warm.run(command, cwd=tmp_path, capture_output=True, text=True)

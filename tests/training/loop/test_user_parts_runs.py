@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from equal_runs import CPU, assert_equal_runs, lines, settings, with_own
-from tiny_runs import fresh, log_of, resumed
 
 from esper_soa.agent.policy import BLUEPRINT_TABLES
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig
@@ -18,6 +16,8 @@ from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.evaluation import build_agent, evaluation_settings
 from esper_soa.training.loop.players import build_player
+from tests.builders.equal_runs import CPU, assert_equal_runs, lines, settings, with_own
+from tests.builders.tiny_runs import fresh, log_of, resumed
 
 FACTS: dict[str, object] = {"rounds": 3, "tasks": ["tiny"], "data": ["synthetic"]}
 

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from tiny_runs import fresh, records, settings
 
 from esper_soa.config.settings import AnomalyConfig, TelemetryConfig
 from esper_soa.system.errors import SettingError
 from esper_soa.training.results.anomalies import Watch, WatchState
+from tests.builders.tiny_runs import fresh, records, settings
 
 HEALTHY = {
     "steps": 4.0,

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_world import CPU, random_round, tiny_settings
 
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.nets import DataConfig
@@ -12,6 +11,7 @@ from esper_soa.state import STATE_FLOAT
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.results import final_test
 from esper_soa.training.results.final_test import measure_test
+from tests.builders.tiny_world import CPU, random_round, tiny_settings
 
 
 @pytest.mark.parametrize("early_stop", [EarlyStopConfig(), EarlyStopConfig(2, min_steps=4)])

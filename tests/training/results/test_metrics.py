@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
 from esper_soa.config.env import TERM_NAMES
 from esper_soa.env.governor import REASON_NAMES
@@ -21,6 +20,7 @@ from esper_soa.training.results.metrics import (
     read_progress,
 )
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, RUNNING_STAGES, Blend, Op, Stage
+from tests.builders.tiny_world import CPU, EnvStep, play_state, tiny_rules
 
 NUM_ENVS = 4
 NUM_SLOTS = 3

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from tiny_runs import run
-from tiny_world import CPU, tiny_world
 
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.compose import compose_settings
@@ -23,6 +21,8 @@ from esper_soa.training.files.run_folder import open_run_folder
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 from esper_soa.training.results.profile import PhaseProfile, TraceProfile, make_profile, shares
 from esper_soa.training.results.progress import LOGGER, Progress
+from tests.builders.tiny_runs import run
+from tests.builders.tiny_world import CPU, tiny_world
 
 TINY = shlex.split(
     "rounds=2 steps=4 telemetry.progress=off batch_size=2 train_samples=4 val_samples=4 "

@@ -15,11 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import warm
-from equal_runs import same
-from program import ENVIRONMENT, OURS, PATIENCE, command, finished, lines, started, wait_until
 from pyarrow import parquet
-from tiny_runs import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
@@ -41,6 +37,19 @@ from esper_soa.training.start.launch import (
     check_devices,
     train_in_session,
 )
+from tests.builders import warm
+from tests.builders.equal_runs import same
+from tests.builders.program import (
+    ENVIRONMENT,
+    OURS,
+    PATIENCE,
+    command,
+    finished,
+    lines,
+    started,
+    wait_until,
+)
+from tests.builders.tiny_runs import run
 
 pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")

@@ -22,7 +22,6 @@ from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from rich.console import Console
-from tiny_runs import log_of, signal_at
 
 import esper_soa
 from esper_soa.config.compose import compose_settings
@@ -39,6 +38,7 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
+from tests.builders.tiny_runs import log_of, signal_at
 
 CPU = torch.device("cpu")
 # The policy learns fast, so that another one would play otherwise.

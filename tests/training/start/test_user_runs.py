@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_files
-from tiny_runs import evaluate, records, run
 
 import esper_soa
 from esper_soa.config.compose import compose_settings
@@ -18,6 +16,8 @@ from esper_soa.system.errors import SettingError, UserError
 from esper_soa.training.files.run_folder import RunFolder, open_run_folder
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.start.begin import resume_start
+from tests.builders import user_files
+from tests.builders.tiny_runs import evaluate, records, run
 
 CPU = torch.device("cpu")
 OWN = shlex.split(

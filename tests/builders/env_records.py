@@ -5,11 +5,11 @@ env-step.
 from functools import cache
 
 import torch
-from tiny_world import CPU, tiny_rules
 from torch import Tensor
 
 from esper_soa.env.step import EnvRules, initial_state
 from esper_soa.state import EnvState, Record
+from tests.builders.tiny_world import CPU, tiny_rules
 
 rules_of = cache(tiny_rules)
 

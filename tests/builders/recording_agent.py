@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-from tiny_world import quiet_progress
 from torch import Tensor
 
 from esper_soa.agent.ppo import Learner
@@ -13,6 +12,7 @@ from esper_soa.env.world import World
 from esper_soa.state import Action, Decision, EnvState, View
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 from esper_soa.training.results.metrics import RoundResult
+from tests.builders.tiny_world import quiet_progress
 
 
 class RecordingAgent:

@@ -1,13 +1,13 @@
 """Builders for the reward tests: inputs, actions and attributions from plain numbers."""
 
 import torch
-from tiny_world import CPU
 
 from esper_soa.config.env import RewardConfig
 from esper_soa.env.reward_records import RewardInputs, RewardSettings
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.state import Action, Attribution, Costs
 from esper_soa.vocabulary import HEAD_NAMES
+from tests.builders.tiny_world import CPU
 
 SAMPLE = dict(sample_inputs(1, 1, 2, CPU).items())  # of the right shapes and dtypes
 

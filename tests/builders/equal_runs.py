@@ -3,15 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
-import tiny_runs
 import torch
-from tiny_runs import timeless
 from torch import Tensor
 
 from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.training.files.checkpoint import load_checkpoint
 from esper_soa.training.files.run_folder import RunFolder
+from tests.builders import tiny_runs
+from tests.builders.tiny_runs import timeless
 
 CPU = torch.device("cpu")
 ROUNDS = 4

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import warm
+from tests.builders import warm
 
 # Two hosts of 77 parameters on a handful of images: a round takes a tenth of a second, the start
 # some seconds.

@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import warm
-from program import ENVIRONMENT, PATIENCE, TINY, lines, wait_until
+from tests.builders import warm
+from tests.builders.program import ENVIRONMENT, PATIENCE, TINY, lines, wait_until
 
 # A job of some seconds beyond its start, with a checkpoint after every round.
 LONG = [

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-FOLDER = Path(__file__).parent / "numbers"
+FOLDER = Path(__file__).parents[1] / "numbers"
 RECORD = "ESPER_SOA_RECORD"
 
 

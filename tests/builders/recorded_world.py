@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tiny_world import CPU, EnvStep, play_state, random_numbers, tiny_rules
 
 from esper_soa.config.env import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.legal import head_masks
@@ -16,6 +15,7 @@ from esper_soa.nets.model.flops import training_flop
 from esper_soa.state import Decision
 from esper_soa.training.loop.recorder import Facts
 from esper_soa.vocabulary import HEAD_NAMES
+from tests.builders.tiny_world import CPU, EnvStep, play_state, random_numbers, tiny_rules
 
 TRAIN_SAMPLES = 2  # of tiny_settings
 AUTO = dict.fromkeys(("auto_forward_g1", "auto_forward_g2", "auto_forward_g3"), True)

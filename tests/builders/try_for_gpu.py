@@ -15,7 +15,6 @@ from functools import cached_property
 import torch
 import triton
 import triton.language as tl
-from compiled_kernels import Device, settings_of
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
@@ -24,6 +23,7 @@ from esper_soa.nets.engines.gpu import blocks, newborn
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.training.loop.build import trial_of
+from tests.builders.compiled_kernels import Device, settings_of
 
 
 class LaunchingDevice(Device):
