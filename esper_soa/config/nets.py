@@ -245,7 +245,7 @@ class DataConfig(Settings, path="data."):
         remedy = f"It is for own images: data.root=mine{NPZ}"
         for item in fields(self):
             is_default = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
-            self.require(self.own or is_default, item.name, allowed, remedy=remedy)
+            self.require(self.is_user_file or is_default, item.name, allowed, remedy=remedy)
 
     @property
     def differing(self) -> tuple[str, ...]:
@@ -265,7 +265,7 @@ class DataConfig(Settings, path="data."):
         return self.name in TEXTS or (self.name == "auto" and self.root.lower().endswith(TXT))
 
     @property
-    def own(self) -> bool:
+    def is_user_file(self) -> bool:
         """Whether the images are the user's, from the file `root`."""
         return self.name == "npz" or (self.name == "auto" and self.root.lower().endswith(NPZ))
 

@@ -94,8 +94,8 @@ class BatchSource(Protocol):
         """Entry of the source in versions.json."""
 
     def input_spec(self) -> dict:
-        """What files of networks say of their inputs: at least `shape`, and where they are no
-        images "RGB" also `name` and `dtype`; plain values.
+        """Plain values that files of networks tell of their inputs: at least `shape`, and where
+        they are no images "RGB" also `name` and `dtype`.
         """
 
     def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,7 @@ class BatchSource(Protocol):
 
 
 def origin(source: BatchSource) -> dict[str, str]:
-    """What checkpoints and files of networks say of the samples: name, source and identity."""
+    """Name, source and identity, which checkpoints and files of networks tell of the samples."""
     return {"name": source.name, "source": source.source, "identity": source.identity}
 
 
@@ -128,7 +128,7 @@ class LabelNoise(NamedTuple):
     first: Tensor | None = None
 
     def of(self, envs: Tensor, samples: Tensor, labels: Tensor) -> Tensor:
-        """Labels int64 [n, m] of samples [n, m] whose own are `labels`, as `envs` [n] get them."""
+        """Labels int64 [n, m] that `envs` [n] get for samples [n, m] with the true `labels`."""
         keys = self.keys[envs, None]
         samples = samples if self.first is None else samples - self.first[envs]
         drawn = streams.uniform(keys, 2 * samples, torch.float64) < self.share[envs, None]
@@ -146,7 +146,7 @@ class Draw(NamedTuple):
     label_noise: LabelNoise | None = None  # images alone
 
     def batches(self, envs: Tensor, index: int, count: int = 1) -> tuple[Tensor, Tensor, int]:
-        """Of `envs` [n], from batch `index` on: samples int64 [n, count * B], streams [n], and how
+        """Samples int64 [n, count * B] of `envs` [n] from batch `index` on, streams [n], and how
         many samples each env drew before.
         """
         first = index * self.batch_size
@@ -166,10 +166,8 @@ def check_work(source: BatchSource, train_samples: int, val_samples: int) -> Non
         ("val_samples", val_samples, len(source.val_labels), "validation", "raise"),
     ):
         allowed = f"at most {available}, the {kind} {source.spec.name} of {source.name}"
-        others = f"{change} data.validation_images, or choose a larger data set."
-        check(
-            value <= available, setting, value, allowed=allowed, remedy=f"Lower {setting}, {others}"
-        )
+        remedy = f"Lower {setting}, {change} data.validation_images, or choose a larger data set."
+        check(value <= available, setting, value, allowed=allowed, remedy=remedy)
 
 
 def check_inputs(source: BatchSource, host: str, shape: tuple[int, ...]) -> None:
@@ -183,15 +181,10 @@ def check_inputs(source: BatchSource, host: str, shape: tuple[int, ...]) -> None
 def check_classes(source: BatchSource, num_classes: int) -> None:
     """Raise SettingError where hosts have too few classes, or not those that the source names."""
     setting = "task.num_classes"
-    own = source.num_classes
-    allowed = f"{own}, the classes of {source.name}"
-    check(
-        own in (None, num_classes),
-        setting,
-        num_classes,
-        allowed=allowed,
-        remedy=f"Give {setting}={own}.",
-    )
+    due = source.num_classes
+    allowed = f"{due}, the classes of {source.name}"
+    fits = due in (None, num_classes)
+    check(fits, setting, num_classes, allowed=allowed, remedy=f"Give {setting}={due}.")
     parts = source.train_labels, source.val_labels, source.test_labels
     num_found = 1 + max(int(labels.max()) for labels in parts)
     allowed = f"at least {num_found}, the classes of {source.name}"

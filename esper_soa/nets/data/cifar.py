@@ -56,7 +56,7 @@ def read_cifar10(root: str) -> tuple[Batch, Batch, Path]:
     trained = set(hashes(images))
     if len(images) - len(trained) > MAX_COMMON * len(images):
         raise _fault(f"{place}: training batches hold the same images")
-    common = sum(one in trained for one in hashes(test[0]))
+    common = sum(code in trained for code in hashes(test[0]))
     if common > MAX_COMMON * len(test[0]):
         raise _fault(f"{place}: {common} images of test_batch are training images too")
     return (images, np.concatenate([labels for _, labels in batches])), test, place
@@ -68,7 +68,6 @@ def _fault(text: str) -> DataError:
 
 
 def _locate(root: Path) -> Path:
-    """The folder of batches or the archive that `root` is or holds."""
     for place in (root, *(root / name for name in CIFAR_PLACES)):
         if place.is_file() or any((place / name).exists() for name in BATCH_TITLES):
             return place
@@ -80,7 +79,6 @@ def _locate(root: Path) -> Path:
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    """Content of the batch files by name."""
     files = {}
     for path in (folder / name for name in BATCH_TITLES):
         if path.is_file():
@@ -92,7 +90,6 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """Content of the batch files in a .tar or .tar.gz archive by name, wherever they lie in it."""
     with path.open("rb") as raw:
         is_gzip = raw.read(2) == b"\x1f\x8b"
     with gzip.open(path) if is_gzip else path.open("rb") as stream:
@@ -139,7 +136,7 @@ def parse_pickle(content: bytes, where: str) -> Batch:
         texts = [text for text, _ in known_texts]
         if "labels" not in texts or "data" not in texts:
             raise ValueError("lacks `data` or `labels`; CIFAR-100 cannot be used")
-        data, fortran = max(known_texts, key=lambda one: len(one[0]))
+        data, fortran = max(known_texts, key=lambda known: len(known[0]))
         values = data.encode("latin1")
         if "u1" not in texts or len(values) % IMAGE_PIXELS:
             raise ValueError(
@@ -159,7 +156,6 @@ def parse_pickle(content: bytes, where: str) -> Batch:
 
 
 def _check_samples(pixels: np.ndarray, labels: list, where: str) -> Batch:
-    """From pixels [M, PIXELS] and M labels."""
     if len(labels) != len(pixels):
         raise _fault(f"{where} has {len(pixels)} images but {len(labels)} labels")
     if any(label >= NUM_CLASSES for label in labels):

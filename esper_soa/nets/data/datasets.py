@@ -1,4 +1,4 @@
-"""The data sets: CIFAR-10, the embedded fashion32, a synthetic one, own images, users' classes."""
+"""The data sets: CIFAR-10, the embedded fashion32, synthetic ones, images and classes of users."""
 
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,7 @@ from esper_soa.nets.data.batches import BatchSource, SampleSpec
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, join_sets, set_aside
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.data.text import load_text, text_spec
-from esper_soa.system.errors import SettingError, check
+from esper_soa.system.errors import SettingError
 from esper_soa.system.streams import fold, uniform
 
 # The readers of files, imported where one is asked for.
@@ -42,35 +42,31 @@ class SampleCount(NamedTuple):
 
 
 def sample_spec(cfg: DataConfig) -> SampleSpec:
-    """What the samples are like that the settings ask for; SettingError where they name none."""
+    """The kind of samples that the settings ask for; SettingError where they name none."""
     if cfg.is_text:
         return text_spec(cfg.context)
     if not is_reference(cfg.name):
         return IMAGES
     spec = vars(find(DATASET, cfg.name, "data.name")).get("spec")
-    check(
-        isinstance(spec, SampleSpec),
-        "data.name",
-        cfg.name,
-        allowed="a class with a SampleSpec as spec",
-    )
-    return cast(SampleSpec, spec)
+    if not isinstance(spec, SampleSpec):
+        raise SettingError("data.name", cfg.name, "a class with a SampleSpec as spec")
+    return spec
 
 
 def count_samples(cfg: DataConfig) -> SampleCount:
-    """How many samples a file of own images holds; 0 of the other sets, whose known size fits."""
-    files = (one for one in cfg.sets if one.own and one.root)
-    counted = [import_module(NPZ_READER).count_npz(one) for one in files]
+    """Numbers of samples that files of users hold; 0 of the other sets, whose known size fits."""
+    files = (data for data in cfg.sets if data.is_user_file and data.root)
+    counted = [import_module(NPZ_READER).count_npz(data) for data in files]
     return SampleCount(*map(sum, zip((0, 0), *counted, strict=True)))
 
 
 def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
-    """The samples that the settings ask for: images, text, or those of a user's own data set."""
+    """The samples that the settings ask for: images, text, or those of a user's data set."""
     if is_reference(cfg.name):
         return cast(BatchSource, find(DATASET, cfg.name, "data.name")(cfg)).to(device)
     if cfg.is_text:
         return load_text(cfg).to(device)
-    loaded = {one.name: load_images(one, device) for one in cfg.sets}
+    loaded = {data.name: load_images(data, device) for data in cfg.sets}
     return join_sets([loaded[name] for name in env_words(cfg.name)])
 
 
@@ -79,18 +75,19 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     unusable root is an error, without a root fashion32. Raises SettingError or DataError.
     """
     if not cfg.root and cfg.name in ("cifar10", "npz"):
-        expected = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
+        expected = (
+            "a file like mine.npz" if cfg.is_user_file else "the folder or archive of CIFAR-10"
+        )
         raise SettingError("data.root", "", f"{expected} when data.name={cfg.name}")
     if cfg.name == "given":
+        allowed = "npz, or another set that can be read"
         remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
-        raise SettingError(
-            "data.name", cfg.name, "npz, or another set that can be read", remedy=remedy
-        )
+        raise SettingError("data.name", cfg.name, allowed, remedy=remedy)
     reason = "asked for by data.name"
     if cfg.name == "auto":
-        state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
+        state = "empty" if not cfg.root else f"an {NPZ}" if cfg.is_user_file else "set"
         reason = f"data.name=auto takes it as data.root is {state}"
-    if cfg.own:
+    if cfg.is_user_file:
         return cast(ImageSet, import_module(NPZ_READER).read_npz(cfg, reason)).to(device)
     if cfg.root:
         train, test, place = import_module(CIFAR_READER).read_cifar10(cfg.root)
@@ -106,7 +103,6 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
 
 
 def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
-    """The embedded subset of Fashion-MNIST: 28x28 grey, zero padded to 32x32, in all channels."""
     parts = []
     with np.load(FASHION32_FILE) as file:
         for part in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Own images: from arrays or an .npz, checked, to the bytes, labels and normalisation of hosts."""
+"""A user's images: from arrays or an .npz, checked, to bytes, labels and normalisation of hosts."""
 
 import hashlib
 import math
@@ -37,21 +37,20 @@ def read_npz(
 ) -> ImageSet:
     """The images of the .npz file `cfg.root`, which `setting` names, taken for the `reason`.
 
-    Keys: train_images, train_labels, test_images, test_labels, as in MedMNIST's files; val_images,
-    val_labels, the validation part, may be there, and class_names, which hold where `names` are
-    empty. SettingError or DataError for what cannot be used.
+    Its keys are train_images, train_labels, test_images and test_labels, as in MedMNIST's files,
+    and, for the validation part, val_images and val_labels; class_names hold where `names` is
+    empty. Raises SettingError or DataError for a file that cannot be used.
     """
     path = user_path(setting, cfg.root)
     where = f"{setting}={one_line(cfg.root)}"
     parts = _parts(path, where)
-    own = parts.pop(CLASS_NAMES, None)
-    if own is not None and not names:
-        actual = f"{own.name} has shape {list(own.shape)} and type {own.dtype}"
-        is_text = len(own.shape) == 1 and own.dtype.kind == "U"
-        check_data(
-            is_text, actual, "be a list of texts", remedy="Save numpy.array(['cat', 'dog'])."
-        )
-        names = own.whole().tolist()
+    stored = parts.pop(CLASS_NAMES, None)
+    if stored is not None and not names:
+        actual = f"{stored.name} has shape {list(stored.shape)} and type {stored.dtype}"
+        is_text = len(stored.shape) == 1 and stored.dtype.kind == "U"
+        remedy = "Save numpy.array(['cat', 'dog'])."
+        check_data(is_text, actual, "be a list of texts", remedy=remedy)
+        names = stored.whole().tolist()
     count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in NPZ_KEYS[::2])
     packed = path.stat().st_size
     problem = f"{where}: {packed} bytes hold {count} images of {IMAGE_BYTES} bytes"
@@ -64,31 +63,29 @@ def read_npz(
 
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
-    """Images in the .npz file `cfg.root` by its headers: of the training part, of the others."""
+    """Numbers of training and other images in the .npz file `cfg.root`, read from its headers."""
     parts = _parts(user_path("data.root", cfg.root), f"data.root={one_line(cfg.root)}")
     train, *others = (sum(parts[key].shape[:1]) for key in NPZ_KEYS[::2] if key in parts)
     return train, sum(others)
 
 
 def _parts(path: Path, where: str) -> dict[str, LazyArray]:
-    """Images and labels of all parts and names of classes by key."""
     parts, names = npz_arrays(path, where, (*NPZ_KEYS, CLASS_NAMES))
     missing = [key for key in NPZ_KEYS[:4] if key not in parts]
-    names_text = ", ".join(map(one_line, names[:8])) or "no arrays"
+    remedy = f"It holds {', '.join(map(one_line, names[:8])) or 'no arrays'}."
     message = f"{where}: lacks {', '.join(missing)}"
-    check_data(
-        not missing, message, f"have {', '.join(NPZ_KEYS[:4])}", remedy=f"It holds {names_text}."
-    )
+    check_data(not missing, message, f"have {', '.join(NPZ_KEYS[:4])}", remedy=remedy)
     return parts
 
 
 def prepare(
     parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str], origin: str
 ) -> ImageSet:
-    """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them.
+    """The set of the images train_images, train_labels and so on of `parts`, as hosts see them.
 
-    names: of the classes. Mean, deviation and the number of classes are part of what they are. The
-    images val_images are the validation part; without them it is set aside from the training part.
+    names: the names of the classes, or none. Mean, deviation and the number of classes belong to
+    the identity of the set. Without val_images the validation part is set aside from the training
+    part. Raises SettingError or DataError for images or labels that cannot be used.
     """
     for name in PART_NAMES:
         keys = [f"{name}_images", f"{name}_labels"]
@@ -131,7 +128,6 @@ def prepare(
 
 
 def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
-    """Height, width and channels of the images; raises DataError for what are no images."""
     shape = part.shape
     layout = f"{cfg.path}layout={cfg.layout}"
     last = cfg.layout == "nhwc"
@@ -167,7 +163,6 @@ def _channel_remedy(shape: tuple[int, ...], cfg: DataConfig) -> str:
 
 
 def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
-    """int64 [M] from whole numbers [M] or [M, 1]."""
     shape = part.shape
     problem = f"{part.name} has shape {list(shape)}"
     allowed = "be [images] or [images, 1]"
@@ -180,9 +175,8 @@ def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
     check_data(shape[0] == images.shape[0], problem, "be as many")
     allowed = "be whole numbers, the classes from 0 on"
     problem = f"{part.name} has type {part.dtype}"
-    check_data(
-        part.dtype.kind in "iu", problem, allowed, remedy="Convert with .astype(numpy.int64)."
-    )
+    remedy = "Convert with .astype(numpy.int64)."
+    check_data(part.dtype.kind in "iu", problem, allowed, remedy=remedy)
     values = part.whole().reshape(-1)
     is_bad = (values < 0) | (values >= MAX_CLASSES)
     at = int(is_bad.argmax())
@@ -195,20 +189,18 @@ def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
 def _num_classes(
     labels: Mapping[str, np.ndarray], parts: Mapping[str, LazyArray], names: Sequence[str]
 ) -> int:
-    """As many as have names, else as the labels of all parts tell."""
     last, name = max((int(values.max()), name) for name, values in labels.items())
     where = parts[f"{name}_labels"].name
     if not names:
         check_data(last > 0, f"{where}: all labels are 0", "be of at least 2 classes")
         return last + 1
-    texts = all(isinstance(one, str) and one.strip() for one in names)
-    different = texts and len(set(names)) == len(names) and 2 <= len(names) <= MAX_CLASSES
+    is_text = all(isinstance(name, str) and name.strip() for name in names)
+    different = is_text and len(set(names)) == len(names) and 2 <= len(names) <= MAX_CLASSES
     allowed = f"2 to {MAX_CLASSES} different texts, none empty"
     check(different, CLASS_NAMES, ", ".join(map(str, names)), allowed=allowed)
     allowed = f"be at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
-    check_data(
-        last < len(names), f"{where} holds {last}", allowed, remedy="Name every class, or none."
-    )
+    remedy = "Name every class, or none."
+    check_data(last < len(names), f"{where} holds {last}", allowed, remedy=remedy)
     return len(names)
 
 
@@ -217,13 +209,8 @@ def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, i
     longer = max(height, width)
     size = IMAGE_SIZE
     allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
-    check(
-        rule != "pad" or longer <= size,
-        setting,
-        rule,
-        allowed=allowed,
-        remedy=f"Hosts see {size}x{size}.",
-    )
+    fits = rule != "pad" or longer <= size
+    check(fits, setting, rule, allowed=allowed, remedy=f"Hosts see {size}x{size}.")
     if rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size):
         return height, width
     if rule == "stretch":
@@ -234,7 +221,7 @@ def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, i
 
 
 def resize_text(original: tuple[int, int], inner: tuple[int, int], reason: str) -> str:
-    """What `fitted` does to images of the size `original`."""
+    """Words for what `resize_images` does to images of the size `original`."""
     size = IMAGE_SIZE
     if original == (size, size):
         return f"{size}x{size} pixels, taken as they are"
@@ -264,7 +251,6 @@ def resize_images(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
 def _as_color(
     part: LazyArray, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
 ) -> np.ndarray:
-    """uint8 [M, 32, 32, 3] of the images in `part`; DataError for values that are no brightness."""
     result = np.empty((part.shape[0], IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), np.uint8)
     first = 0
     for rows in part.rows(CHUNK_BYTES):
@@ -288,7 +274,6 @@ def _as_color(
 def _normalisation(
     images: np.ndarray, cfg: DataConfig, name: str
 ) -> tuple[Statistics, Statistics, str]:
-    """Mean and deviation per channel as chosen, else of the training images; and words for them."""
     mean = list(cfg.mean)
     std = list(cfg.std)
     end = f", as {cfg.path}mean says"
@@ -305,7 +290,8 @@ def _normalisation(
         end = " of the training images"
         end += f"; {' and '.join(constant)} never varies" if constant else ""
         std = [value or 1.0 for value in std]
-    means, stds = (tuple(map(float, one)) * (IMAGE_CHANNELS // len(one)) for one in (mean, std))
+    means = tuple(map(float, mean)) * (IMAGE_CHANNELS // len(mean))
+    stds = tuple(map(float, std)) * (IMAGE_CHANNELS // len(std))
     texts = (", ".join(f"{value:.4f}" for value in values) for values in (means, stds))
     return means, stds, f"normalised by mean {' and deviation '.join(texts)}{end}"
 
@@ -321,7 +307,6 @@ def _size(height: int, width: int, channels: int) -> str:
 
 
 def _notes(parts: Sequence[LazyArray], channels: int) -> list[str]:
-    """What becomes of grey images and of floats."""
     notes = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []
     floats = dict.fromkeys(part.dtype.name for part in parts if part.dtype.kind == "f")
     if floats:

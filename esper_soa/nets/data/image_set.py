@@ -50,39 +50,41 @@ class ImageSet:
     test_labels: Tensor  # int64 [E]
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
-    identity: str  # sha256 of images and labels, and what else hosts see of own ones, hexadecimal
+    identity: str  # sha256 of images and labels, and what else hosts see of a user's, hexadecimal
     source: str  # a sentence: where they come from and how many there are
-    # C of own images, which task.num_classes must be; None: any that holds the labels.
+    # C of a user's images, which task.num_classes must be; None: any that holds the labels.
     num_classes: int | None = None
-    class_names: tuple[str, ...] = ()  # of own images, where they have names
-    notes: tuple[str, ...] = ()  # what was done to own images, a clause each
-    file_sha256: str = ""  # of the file of own images, hexadecimal
+    class_names: tuple[str, ...] = ()  # of a user's images, where they have names
+    notes: tuple[str, ...] = ()  # what was done to a user's images, a clause each
+    file_sha256: str = ""  # of the file of a user's images, hexadecimal
     # Where envs take several sets in turn, see `join_sets`: these, and the number of the first env.
     sets: tuple["DatasetEntry", ...] = ()
     first_env: int = 0
 
     def to(self, device: torch.device | str) -> Self:
-        tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
-        return replace(self, **{name: one.to(device) for name, one in tensors.items()})  # type: ignore[arg-type]
+        return replace(self, **{name: vars(self)[name].to(device) for name in TENSOR_FIELDS})
 
     @cached_property
     def banks(self) -> tuple[ImageBank, ImageBank]:
-        """What training batches are cut from, and what validation and test batches: one bank, so
-        that a step which an engine keeps for one serves both. They are made at first use: the world
-        asks for validation batches before it plays, so that no env-step waits.
+        """The bank of training images, and that of validation and test images: a single one, so
+        that a step which an engine keeps serves both. They are made at first use: the world asks
+        for validation batches before it plays, so that no env-step waits.
         """
-        scaling: tuple[Means, Means] = self.mean, self.std
+        means: Means = self.mean
+        stds: Means = self.std
         if self.sets:
             specs = [entry.source.input_spec() for entry in self.sets]
-            scaling = [one["mean"] for one in specs], [one["std"] for one in specs]
-        own = *normalisation(*scaling, self.train_images.device), self.first_env
+            means = [spec["mean"] for spec in specs]
+            stds = [spec["std"] for spec in specs]
+        scaling = normalisation(means, stds, self.train_images.device)
+        lines = padded_lines(self.train_images)
+        bank = ImageBank(lines, self.train_labels, *scaling, first_env=self.first_env)
         images = torch.cat((self.val_images, self.test_images)).permute(0, 1, 3, 2).contiguous()
         labels = torch.cat((self.val_labels, self.test_labels))
-        padded = ImageBank(padded_lines(self.train_images), self.train_labels, *own)
-        return padded, ImageBank(images, labels, *own)
+        return bank, bank._replace(lines=images, labels=labels)
 
     def training(self, draw: Draw, dtype: torch.dtype) -> TrainingImages:
-        """As of BatchSource; augmented images are crops, half of them mirrored."""
+        """Batches of the samples that `draw` names; augmented images are crops, half mirrored."""
         return TrainingImages(self.banks[0], draw, dtype)
 
     def validation(self, order: Tensor, dtype: torch.dtype) -> ValidationImages:
@@ -108,8 +110,8 @@ class ImageSet:
 
     def facts(self) -> dict[str, str]:
         record = origin(self)
-        for one, *_ in self.sets:
-            record |= {f"{one.name}.{name}": fact for name, fact in one.facts().items()}
+        for source, *_ in self.sets:
+            record |= {f"{source.name}.{name}": fact for name, fact in source.facts().items()}
         if self.sets:
             return record
         record["mean"] = ", ".join(map(repr, self.mean))
@@ -154,14 +156,19 @@ def image_set(
     text: str,
     extra: bytes = b"",
 ) -> ImageSet:
-    """A set of three parts on the CPU, its identity of them and `extra`; text: their origin."""
+    """A set of a training, a validation and a test part on the CPU.
+
+    Its identity is that of `parts` and `extra`; statistics: mean and deviation; text: its origin.
+    """
     arrays = [array for part in parts for array in part]
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(array.data)
     digest.update(extra)
     counts = "{:d} training, {:d} validation and {:d} test images".format(*map(len, arrays[::2]))
-    train, val, test = ((torch.from_numpy(one), torch.from_numpy(two)) for one, two in parts)
+    train, val, test = (
+        (torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in parts
+    )
     identity = digest.hexdigest()
     return ImageSet(name, *train, *val, *test, *statistics, identity, f"{text}: {counts}.")
 
@@ -173,7 +180,7 @@ def join_sets(sets: Sequence[ImageSet]) -> ImageSet:
     different = list(dict.fromkeys(sets))
     if len(different) == 1:
         return different[0]
-    rows = {name: [vars(one)[name] for one in different] for name in TENSOR_FIELDS}
+    rows = {name: [vars(images)[name] for images in different] for name in TENSOR_FIELDS}
     whole = {name: torch.cat(parts) for name, parts in rows.items()}
     # by set, its part of each: the memory of all is kept once
     views = zip(
@@ -181,17 +188,17 @@ def join_sets(sets: Sequence[ImageSet]) -> ImageSet:
     )
     starts = zip(*([0, *accumulate(map(len, rows[name]))] for name in LABEL_FIELDS), strict=True)
     entries = {
-        one: DatasetEntry(replace(one, **dict(zip(TENSOR_FIELDS, view, strict=True))), *start)
-        for one, view, start in zip(different, views, starts, strict=False)
+        images: DatasetEntry(replace(images, **dict(zip(TENSOR_FIELDS, view, strict=True))), *start)
+        for images, view, start in zip(different, views, starts, strict=False)
     }
     return replace(
         different[0],
         **whole,  # type: ignore[arg-type]
-        name="+".join(one.name for one in different),
-        identity=hashlib.sha256("".join(one.identity for one in sets).encode()).hexdigest(),
-        source=" ".join(one.source for one in different),
-        notes=tuple(note for one in different for note in one.notes),
-        sets=tuple(entries[one] for one in sets),
+        name="+".join(images.name for images in different),
+        identity=hashlib.sha256("".join(images.identity for images in sets).encode()).hexdigest(),
+        source=" ".join(images.source for images in different),
+        notes=tuple(note for images in different for note in images.notes),
+        sets=tuple(entries[images] for images in sets),
     )
 
 

@@ -56,12 +56,12 @@ class ImageBank(NamedTuple):
     first_env: int = 0  # number of the first of the envs that batches are for
 
     def of(self, envs: Tensor) -> "ImageBank":
-        """The same with what normalises the images of each of `envs` [n], where that differs."""
+        """The same with the numbers that normalise images of each of `envs` [n], if they differ."""
         if self.scale.dim() == 1:
             return self
         entry = (envs + self.first_env) % len(self.scale)
-        own = self.scale[entry], self.offset[entry], self.values[entry]
-        return ImageBank(self.lines, self.labels, *own)
+        scaling = {name: getattr(self, name)[entry] for name in ("scale", "offset", "values")}
+        return self._replace(**scaling, first_env=0)
 
 
 Statistics = tuple[float, ...]  # red, green, blue
@@ -100,8 +100,10 @@ def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Te
     channels = num_envs * IMAGE_CHANNELS
     by_pixel = cut.view(batch_size, IMAGE_SIZE, channels, IMAGE_SIZE).transpose(2, 3).contiguous()
     exact = torch.promote_types(dtype, torch.float32)
-    both = (one.to(exact).expand(num_envs, -1) for one in (bank.scale, bank.offset))
-    scale, offset = (one.flatten().repeat(IMAGE_SIZE) for one in both)
+    scale, offset = (
+        numbers.to(exact).expand(num_envs, -1).flatten().repeat(IMAGE_SIZE)
+        for numbers in (bank.scale, bank.offset)
+    )
     normalised = by_pixel.to(exact).flatten(2).mul_(scale).add_(offset).to(dtype)
     images = normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
     return images, crops.labels.T
@@ -159,7 +161,7 @@ class TrainingImages(NamedTuple):
 
 
 class ValidationImages(NamedTuple):
-    """Validation batches: the same images for all envs, or own ones for each."""
+    """Validation batches: the same images for all envs, or others for each."""
 
     bank: ImageBank  # of images as they are
     order: Tensor  # int64 [V] shared, or [N, V] with -1 for nothing
@@ -167,9 +169,9 @@ class ValidationImages(NamedTuple):
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         """Images [b, 3 or n*3, 32, 32] (channels_last), labels [b, 1 or n], at most `size` each."""
-        every = self.crops(envs)
-        parts = zip(every.first.split(size, dim=1), every.labels.split(size, dim=1), strict=True)
-        return [cut_batch(ImageCrops(every.bank, *part), self.dtype) for part in parts]
+        crops = self.crops(envs)
+        parts = zip(crops.first.split(size, dim=1), crops.labels.split(size, dim=1), strict=True)
+        return [cut_batch(ImageCrops(crops.bank, *part), self.dtype) for part in parts]
 
     def crops(self, envs: Tensor) -> ImageCrops:
         """The images of all `batches`, uncut [1 or n, V]."""

@@ -61,7 +61,9 @@ def npz_arrays(
         if path.exists() and not path.is_file():
             raise DataError(f"{where}: is not a file. Name the .npz file itself.")
         with zipfile.ZipFile(path) as archive:
-            members = {one.filename.removesuffix(NPY_SUFFIX): one for one in archive.infolist()}
+            members = {
+                member.filename.removesuffix(NPY_SUFFIX): member for member in archive.infolist()
+            }
         stored = [key for key in keys if key in members]
         arrays = {key: _lazy_array(path, members[key], f"{where}: {key}") for key in stored}
         return arrays, list(members)

@@ -77,9 +77,8 @@ def permutation_values(keys: Tensor, places: Tensor, size: int) -> Tensor:
     round_keys = [fold(keys, number)[:, None] for number in range(FEISTEL_ROUNDS)]
     index = _permute_places(places.expand(keys.shape[0], -1), round_keys, rows, columns=columns)
     for _ in range(rows * columns - size):
-        index = torch.where(
-            index < size, index, _permute_places(index, round_keys, rows, columns=columns)
-        )
+        moved = _permute_places(index, round_keys, rows, columns=columns)
+        index = torch.where(index < size, index, moved)
     return index
 
 
@@ -93,7 +92,6 @@ def grid(size: int) -> tuple[int, int]:
 
 
 def _permute_places(place: Tensor, round_keys: list[Tensor], rows: int, columns: int) -> Tensor:
-    """Where the network takes the places [n, m] of the grid: a permutation of all of them."""
     row = place // columns
     column = place % columns
     for number, key in enumerate(round_keys):
@@ -108,16 +106,17 @@ def validation_order(
     num_val: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Validation samples int64 [V] of every env: the first of a fixed shuffle by seed."""
-    key = stream_keys(
-        seed, VALIDATION_SET, (), envs=torch.zeros(1, dtype=torch.int64, device=device)
-    )
+    env = torch.zeros(1, dtype=torch.int64, device=device)
+    key = stream_keys(seed, VALIDATION_SET, (), envs=env)
     return random_permutations(key, num_val)[0, :val_samples].long()
 
 
 def members_of_share(order: Tensor, share: float | Tensor, seed: int, size: int) -> Tensor:
-    """Samples int64 [n, m] of a share, in (0, 1] or float64 [n], of the `size` ones, by the draws
-    `order` [n, m] from all. What it takes follows from the seed, and a larger share takes it too.
-    All of them are drawn as they are.
+    """Samples int64 [n, m] of a share of the `size` training samples, by the draws `order` [n, m]
+    from all of them.
+
+    share: in (0, 1], or float64 [n]. The samples of a share follow from the seed, and a larger
+    share has them too; a share of 1 leaves `order` as it is.
     """
     key = stream_keys(seed, DATA_SHARE, (), envs=torch.zeros_like(order[:1, 0]))
     count = torch.as_tensor(share * size, device=order.device).round().clamp(min=1).long()
@@ -153,22 +152,12 @@ def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate:
     check(num_batches % accumulate == 0, "accumulate", accumulate, allowed=allowed)
     reason = f"so that the validation {samples} of {source.name} give every env one"
     allowed = f"at most {num_val} with data.split=true, {reason}"
-    check(
-        num_val >= num_envs,
-        "envs",
-        num_envs,
-        allowed=allowed,
-        remedy="Lower envs, or set data.split=false.",
-    )
+    remedy = "Lower envs, or set data.split=false."
+    check(num_val >= num_envs, "envs", num_envs, allowed=allowed, remedy=remedy)
     full_batches, rest = divmod(num_val, total_batch)
-    tested_samples = full_batches * batch_size + -(-rest // num_envs)
-    return Split(
-        num_envs,
-        batch_size,
-        num_batches,
-        train_samples=batch_size * num_batches,
-        val_samples=tested_samples,
-    )
+    train = batch_size * num_batches
+    val = full_batches * batch_size + -(-rest // num_envs)
+    return Split(num_envs, batch_size, num_batches, train_samples=train, val_samples=val)
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
@@ -181,8 +170,8 @@ def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split
 
 
 def split_validation_order(total: int, split: Split, device: torch.device | str = "cpu") -> Tensor:
-    """Validation samples int64 [N, val_samples]: own ones of every env, the same at every env-step,
-    as torch.tensor_split cuts every B*N samples in their order; -1 where an env has one less.
+    """Validation samples int64 [N, val_samples], the same at every env-step: every B*N samples are
+    cut among the envs in their order, as by torch.tensor_split; -1 where an env has fewer.
     """
     total_batch = split.batch_size * split.num_envs
     full_batches, rest = divmod(total, total_batch)

@@ -8,6 +8,7 @@ import lzma
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -30,10 +31,9 @@ UTF8_REMEDY = "save it as UTF-8"
 
 
 def text_spec(context: int) -> SampleSpec:
-    """What sequences of `context` tokens are like."""
-    shape = (context,)
+    """The kind of samples that sequences of `context` tokens are."""
     return SampleSpec(
-        "sequences", shape, context, test_bytes=context, num_targets=context, perplexity=True
+        "sequences", (context,), context, test_bytes=context, num_targets=context, perplexity=True
     )
 
 
@@ -96,10 +96,7 @@ class TextSet:
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
         """First token of each part, and the end of it."""
-        size = len(self.tokens)
-        held_out = size // HELD_OUT
-        edges = 0, size - 2 * held_out, size - held_out, size
-        return dict(zip(TEXT_PARTS, zip(edges, edges[1:], strict=False), strict=True))
+        return part_bounds(len(self.tokens))
 
     def windows(self, part: str, first: Tensor) -> Tensor:
         """T + 1 tokens int64 [..., T + 1] from each place of `part` int64 [...] on."""
@@ -134,7 +131,7 @@ class TextSet:
         return origin(self) | {"tokenizer": self.tokenizer, "tokens": str(self.num_tokens)}
 
     def input_spec(self) -> dict:
-        """What grown networks take: int64 [T], and how text becomes that."""
+        """The input of grown networks, int64 [T], and how text becomes that."""
         facts = {"name": "tokens", "shape": [self.context], "dtype": "int64"}
         return facts | {"tokenizer": self.tokenizer}
 
@@ -193,24 +190,29 @@ def text_set(
     tokenizer: str = BYTE_TOKENIZER,
 ) -> TextSet:
     """A set of the tokens `content`, of which `text` tells the origin; DataError for too few."""
+    counts = [end - start for start, end in part_bounds(len(content)).values()]
+    if min(counts) <= context:
+        few = f"{len(content):,} tokens are too few for sequences of data.context={context}"
+        remedy = f"give {HELD_OUT * (context + 1):,} at least, or lower it"
+        raise DataError(f"{text}: {few}: {remedy}")
     digest = hashlib.sha256(content.numpy().data)
     digest.update(context.to_bytes(8, "little"))
-    found = TextSet(
+    return TextSet(
         name,
-        "",
+        f"{text}: {counts[0]:,} training, {counts[1]:,} validation and {counts[2]:,} test tokens.",
         digest.hexdigest(),
         tokens=content,
         context=context,
         num_tokens=num_tokens,
         tokenizer=tokenizer,
     )
-    counts = [found.bounds[part][1] - found.bounds[part][0] for part in TEXT_PARTS]
-    if min(counts) <= context:
-        few = f"{len(content):,} tokens are too few for sequences of data.context={context}"
-        remedy = f"give {HELD_OUT * (context + 1):,} at least, or lower it"
-        raise DataError(f"{text}: {few}: {remedy}")
-    sizes = "{:,} training, {:,} validation and {:,} test tokens".format(*counts)
-    return replace(found, source=f"{text}: {sizes}.")
+
+
+def part_bounds(size: int) -> dict[str, tuple[int, int]]:
+    """First token, and the end, of each part of a text of `size` tokens."""
+    held_out = size // HELD_OUT
+    edges = 0, size - 2 * held_out, size - held_out, size
+    return dict(zip(TEXT_PARTS, pairwise(edges), strict=True))
 
 
 def text_files(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What the extra `text` brings, kept in the user's cache folder: TinyStories, and tokens."""
+"""TinyStories and tokens, which the extra `text` brings, kept in the user's cache folder."""
 
 import hashlib
 import io
@@ -83,7 +83,6 @@ def _extra(package: str, setting: str) -> ModuleType:
 
 
 def _folder() -> Path:
-    """Where texts and tokens are kept."""
     path = cache_folder() / "text"
     try:
         open_folder(path)

@@ -1,4 +1,4 @@
-"""For own images: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one."""
+"""Sets of a user's images: `esper_soa.images` makes one, `esper_soa.check_images` looks at it."""
 
 import logging
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ Array = np.ndarray | Tensor
 
 
 class Choices(TypedDict, total=False):
-    """What may be chosen for own images; all but the two names as in DataConfig."""
+    """Choices for a user's images; all but the two names are those of DataConfig."""
 
     layout: str  # nhwc (the default): channels last; nchw: channels before height and width
     resize: str  # auto (the default), pad, scale, stretch: how images come to have 32x32 pixels
@@ -51,7 +51,7 @@ def images(
     val_labels: Array | None = None,
     **choices: Unpack[Choices],
 ) -> ImageSet:
-    """Own images as a set that simulators take, on the CPU.
+    """A set of your images that simulators take, on the CPU.
 
     train: the path of an .npz with train_images, train_labels, test_images and test_labels (one of
     MedMNIST's, say), and then nothing else; or training images. train, test, val: unsigned bytes,
@@ -83,19 +83,20 @@ def images(
         cfg.root = fspath(train)
         result = read_npz(cfg, "handed over", names, setting="train")
     else:
-        named = {"train": train} | others
+        given = {"train": train} | others
         if val is not None or val_labels is not None:
-            named |= validation
-        parts = [lazy_array(argument, _numpy(argument, value)) for argument, value in named.items()]
-        origin = "own images from arrays, handed over"
-        result = prepare(dict(zip(NPZ_KEYS, parts, strict=False)), cfg, names, origin=origin)
+            given |= validation
+        parts = {
+            key: lazy_array(argument, _numpy(argument, value))
+            for key, (argument, value) in zip(NPZ_KEYS, given.items(), strict=False)
+        }
+        result = prepare(parts, cfg, names, origin="own images from arrays, handed over")
     result = replace(result, name=name or result.name)
     LOGGER.info("data     %s", result)
     return result
 
 
 def _numpy(argument: str, value: object) -> np.ndarray:
-    """The values of an array or tensor; raises SettingError for anything else."""
     if isinstance(value, Tensor):
         plain = value.detach().cpu()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
@@ -107,7 +108,7 @@ def _numpy(argument: str, value: object) -> np.ndarray:
 
 
 def check_images(faults: "ImageSet | str | PathLike[str]") -> list[str]:
-    """Messages on properties of a set or an .npz file that would spoil results; [] where nothing.
+    """Messages on properties of a set or an .npz file that would spoil results; [] for none.
 
     Classes without images or with few, or one so frequent that a constant answer scores; images
     that are in both parts, there twice, or twice under different labels; images of one colour;
@@ -152,10 +153,9 @@ def _classes(images: ImageSet) -> Iterator[str]:
 
 
 def _named(images: ImageSet, classes: list[int]) -> str:
-    """'3', or '1 (dog), 2 (eel) and 4 more'."""
-    named = images.class_names
+    names = images.class_names
     first = classes[:MAX_NAMED]
-    texts = [f"{one} ({one_line(named[one])})" if named else str(one) for one in first]
+    texts = [f"{code} ({one_line(names[code])})" if names else str(code) for code in first]
     more = f" and {len(classes) - MAX_NAMED} more" if len(classes) > MAX_NAMED else ""
     return ", ".join(texts) + more
 
@@ -164,8 +164,8 @@ def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> Iterator[s
     train_hashes = hashes(train)
     first = dict(zip(train_hashes[::-1], labels[::-1], strict=True))  # labels when first seen
     again = len(train_hashes) - len(first)
-    other = sum(first[one] != label for one, label in zip(train_hashes, labels, strict=True))
-    common = sum(one in first for one in hashes(test))
+    other = sum(first[code] != label for code, label in zip(train_hashes, labels, strict=True))
+    common = sum(code in first for code in hashes(test))
     if common > MAX_COMMON * len(test):
         some = f"{common} of {len(test)} test images"
         yield f"{some} are training images too: accuracy will be flattered."
@@ -187,7 +187,8 @@ def _plain(parts: dict[str, np.ndarray]) -> Iterator[str]:
 
 
 def _brightness(train: np.ndarray, test: np.ndarray) -> Iterator[str]:
-    counts, others = (level_counts(part).sum(0) for part in (train, test))
+    counts = level_counts(train).sum(0)
+    others = level_counts(test).sum(0)
     brightest = int(np.flatnonzero(counts).max())
     if brightest <= DARK_LEVEL:
         hint = "were values from 0 to 1, or class numbers, stored as bytes?"

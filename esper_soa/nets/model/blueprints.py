@@ -1,4 +1,4 @@
-"""What every seed module is, as data: a tuple of parts.
+"""Every seed module as data: a tuple of parts.
 
 A seed maps features of C channels to features of the same shape; everything else follows from its
 entry here. Deliberate difference from the reference: where a zero initialisation would give a seed
@@ -112,24 +112,25 @@ SEQUENCE_BLUEPRINTS: Blueprints = (
     Architecture(Blueprint.MLP, "mlp", perceptron(4)),
     Architecture(Blueprint.FLEX_ATTENTION, "flex_attention", (CausalAttention(),)),
 )
-# What the package offers for slots of a kind of features.
+# The blueprints of the package for slots of a kind of features.
 PACKAGED_BLUEPRINTS = {IMAGES: BLUEPRINTS, SEQUENCES: SEQUENCE_BLUEPRINTS}
 GATE = Squeeze(parts.NARROW)  # the network that GATE adds to a seed, with one output
 
 
 def num_codes(blueprints: Blueprints) -> int:
     """Rows of a table that is read by code: one per code of the reference and of `blueprints`."""
-    return max(NUM_BLUEPRINTS, *(one.code + 1 for one in blueprints))
+    return max(NUM_BLUEPRINTS, *(blueprint.code + 1 for blueprint in blueprints))
 
 
 def counts_by_code(
     blueprints: Blueprints, slot: SlotSpec, count: Callable[[Architecture, int, int], int]
 ) -> list[int]:
-    """What is counted of each blueprint with the slot's channels and positions, by code; 0 for
-    codes of none that fits into the slot.
-    """
-    size = slot.channels, slot.positions
-    counts = {one.code: count(one, *size) for one in blueprints if one.fits(slot)}
+    """count(blueprint, channels, positions) for the slot by code; 0 for codes that do not fit."""
+    counts = {
+        blueprint.code: count(blueprint, slot.channels, slot.positions)
+        for blueprint in blueprints
+        if blueprint.fits(slot)
+    }
     return [counts.get(code, 0) for code in range(num_codes(blueprints))]
 
 
@@ -166,23 +167,24 @@ def initial_seeds(
     if blueprint.module is not None:
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
-    cleared = table.spread([one.cleared for one in table.parameters], keys.device)
+    cleared = table.spread([parameter.cleared for parameter in table.parameters], keys.device)
     return table.initial(keys, dtype).masked_fill(multiply[:, None] & cleared, 0.0)
 
 
 def parameter_counts(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
     """Trainable parameters of a seed in the slot by code."""
-    return counts_by_code(blueprints, slot, lambda one, size, _: seed_table(one, size).total)
+    return counts_by_code(blueprints, slot, lambda part, size, _: seed_table(part, size).total)
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:
-    """Codes of the blueprints that a setting lists, users' own among them."""
+    """Codes of the blueprints that a setting lists, those of users among them."""
     return tuple(map(blueprint_names(names).index, names))
 
 
 def names_by_code(blueprints: Blueprints) -> tuple[str, ...]:
-    """What records call a blueprint, by code; those of the reference without a host keep theirs."""
-    names = dict(enumerate(BLUEPRINT_NAMES)) | {one.code: one.name for one in blueprints}
+    """Names of blueprints in records by code; those of the reference without a host keep theirs."""
+    names = dict(enumerate(BLUEPRINT_NAMES))
+    names |= {blueprint.code: blueprint.name for blueprint in blueprints}
     return tuple(names.get(code, f"blueprint {code}") for code in range(num_codes(blueprints)))
 
 

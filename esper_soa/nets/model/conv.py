@@ -40,8 +40,16 @@ class ConvBlock:
         inputs, size, _ = input_shape
         if self.pool and size < 2:
             raise ValueError(f"its segment {number} pools features of one pixel")
-        own = slots.get((0, number), -1), slots.get((1, number), -1)
-        return ConvSegment(number, self.channels, self.pool, *own, inputs, self.kernel, size)
+        return ConvSegment(
+            number,
+            self.channels,
+            self.pool,
+            slot_before_pool=slots.get((0, number), -1),
+            slot_after_pool=slots.get((1, number), -1),
+            inputs=inputs,
+            kernel=self.kernel,
+            size=size,
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,6 @@ class ConvSegment:
         return [block, pool_part] if self.pooled else [block]
 
 
-def conv_segments(every: Iterable[segments.Segment]) -> tuple[ConvSegment, ...]:
-    """The convolution blocks among `every`."""
-    return tuple(one for one in every if isinstance(one, ConvSegment))
+def conv_segments(chain: Iterable[segments.Segment]) -> tuple[ConvSegment, ...]:
+    """The convolution blocks of a chain."""
+    return tuple(segment for segment in chain if isinstance(segment, ConvSegment))

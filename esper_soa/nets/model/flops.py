@@ -1,4 +1,4 @@
-"""What training costs in FLOP, of hosts and of every seed and gate that can stand in their slots.
+"""FLOP of training, of hosts and of every seed and gate that can stand in their slots.
 
 Counted from the description of hosts and blueprints, whichever kernels compute them: convolutions
 and matrix products, padding counted as pixels; norms, activations and pools are not counted.

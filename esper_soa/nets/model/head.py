@@ -1,4 +1,4 @@
-"""Heads: losses of classifiers; the package's own, a linear classifier of the mean of positions."""
+"""Heads: losses of classifiers, and the package's: a linear classifier of the mean of positions."""
 
 from dataclasses import dataclass
 

@@ -84,22 +84,23 @@ class HostShape(NamedTuple):
     @property
     def execution_order(self) -> tuple[int, ...]:
         """Slot numbers in the order in which the forward pass meets them."""
-        return tuple(slot for one in self.segments for slot in one.slots if slot >= 0)
+        return tuple(slot for segment in self.segments for slot in segment.slots if slot >= 0)
 
     @property
     def products(self) -> int:
         """Multiplications of a sample's way through the host without seeds."""
-        return sum(one.products for one in self.segments)
+        return sum(segment.products for segment in self.segments)
 
     def blueprint(self, code: int) -> Architecture:
         """The blueprint with this code; LookupError where there is none."""
-        for one in self.blueprints:
-            if one.code == code:
-                return one
-        known = ", ".join(f"{one.code} {one.name}" for one in self.blueprints)
+        for blueprint in self.blueprints:
+            if blueprint.code == code:
+                return blueprint
+        known = ", ".join(f"{blueprint.code} {blueprint.name}" for blueprint in self.blueprints)
         raise LookupError(f"no blueprint has the code {code}: {known}")
 
 
+@runtime_checkable
 class Host(Protocol):
     """Hosts as settings or a user describe them; static, as segments are. See InitialRows."""
 
@@ -120,31 +121,28 @@ def host_shape(
     host: Host | None = None,
 ) -> HostShape:
     """Static description of the hosts of `task`, or of a user's `host`: enabled `slots`,
-    `blueprints` that can grow. ValueError for a segment that does not take what the one before
-    gives.
+    `blueprints` that can grow. ValueError for a segment that does not take the features of the
+    segment before.
     """
     host = HOST_KINDS[task.host](task) if host is None else host
     chain = host.segments({(spec.row, spec.block): index for index, spec in enumerate(slots)})
-    for number, (one, following) in enumerate(pairwise(chain), 1):
-        if one.output_shape != following.input_shape:
-            shapes = f"{list(following.input_shape)}, not {list(one.output_shape)}"
+    for number, (before, segment) in enumerate(pairwise(chain), 1):
+        if before.output_shape != segment.input_shape:
+            shapes = f"{list(segment.input_shape)}, not {list(before.output_shape)}"
             raise ValueError(f"segment {number} of the host takes features {shapes}")
-    parameters = Table(tuple(one for segment in chain for one in segment.parameters))
-    statistics = Table(tuple(one for segment in chain for one in segment.statistics))
-    modules = host if isinstance(host, InitialRows) else None
     return HostShape(
         tuple(chain),
         slots,
-        parameters,
-        statistics=statistics,
+        Table(tuple(tensor for segment in chain for tensor in segment.parameters)),
+        statistics=Table(tuple(tensor for segment in chain for tensor in segment.statistics)),
         blueprints=blueprints,
-        modules=modules,
+        modules=host if isinstance(host, InitialRows) else None,
     )
 
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:
     """The segments of none of `kinds`, in words ("1 (residual), 3 (residual)"); "" for none."""
-    each = enumerate(one.kind for one in shape.segments)
+    each = enumerate(segment.kind for segment in shape.segments)
     return ", ".join(f"{at} ({kind})" for at, kind in each if kind not in kinds)
 
 
@@ -158,13 +156,13 @@ def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[T
 def split_values(
     chain: Sequence[Segment], parameters: list[Tensor], statistics: list[Tensor]
 ) -> Iterator[tuple[Segment, Values]]:
-    """Every segment with its own tensors, and those that it borrows."""
+    """Every segment with its tensors, those that it borrows last."""
     rest = iter(parameters)
     moving = iter(statistics)
     for segment in chain:
-        own = list(islice(rest, len(segment.parameters)))
-        own += [parameters[place] for place in segment.borrowed]
-        yield segment, Values(own, list(islice(moving, len(segment.statistics))))
+        tensors = list(islice(rest, len(segment.parameters)))
+        tensors += [parameters[place] for place in segment.borrowed]
+        yield segment, Values(tensors, list(islice(moving, len(segment.statistics))))
 
 
 def train_loss(
@@ -180,18 +178,18 @@ def train_loss(
     """
     x, labels = batch
     run = Forward(filler, parameters[0].shape[0], parameters[0].dtype, noise=noise)
-    *body, (_, own) = split_values(shape.segments, parameters, statistics)
+    *body, (_, head_values) = split_values(shape.segments, parameters, statistics)
     for segment, values in body:
         x = segment.train(run, values, x)
-    return shape.head.train_loss(run, own, x, labels=labels)
+    return shape.head.train_loss(run, head_values, x, labels=labels)
 
 
 def fold_batch_norm(
     shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]
 ) -> list[list[Tensor]]:
     """The tensors of every segment for `evaluate_forward`, running statistics folded in."""
-    every = split_values(shape.segments, parameters, statistics)
-    return [segment.fold(values) for segment, values in every]
+    pairs = split_values(shape.segments, parameters, statistics)
+    return [segment.fold(values) for segment, values in pairs]
 
 
 def evaluate_forward(
@@ -209,7 +207,9 @@ def evaluate_loss(
     filler: segments.SlotFiller,
     row: int,
 ) -> tuple[Tensor, Tensor]:
-    """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n]; else as above."""
+    """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n] of inputs and labels,
+    with running statistics; `filler` may multiply alpha rows.
+    """
     run, x = _features(shape, folded, batch[0], filler=filler)
     return shape.head.measure(run, folded[-1], x, labels=batch[1], row=row)
 
@@ -217,11 +217,10 @@ def evaluate_loss(
 def _features(
     shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: segments.SlotFiller
 ) -> tuple[Forward, Tensor]:
-    """The pass, and what goes into the head [rows * B, n*C, ...]."""
-    like = next(one for own in folded for one in own)
+    like = next(tensor for tensors in folded for tensor in tensors)
     run = Forward(filler, like.shape[0], like.dtype)
-    for segment, own in zip(shape.segments[:-1], folded[:-1], strict=True):
-        x = segment.infer(run, own, x)
+    for segment, tensors in zip(shape.segments[:-1], folded[:-1], strict=True):
+        x = segment.infer(run, tensors, x)
     return run, x
 
 
@@ -235,6 +234,7 @@ def activation_elements(shape: HostShape, inputs: int, rows: int = 1) -> int:
         largest = max(largest, current * segment.activations)
         for spec in (shape.slots[slot] for slot in segment.slots if slot >= 0):
             current = min(2 * current, rows)
-            fitting = (one.widths(spec.channels) for one in shape.blueprints if one.fits(spec))
-            largest = max(largest, current * spec.positions * max(map(max, fitting)))
+            fitting = [blueprint for blueprint in shape.blueprints if blueprint.fits(spec)]
+            width = max(max(blueprint.widths(spec.channels)) for blueprint in fitting)
+            largest = max(largest, current * spec.positions * width)
     return largest

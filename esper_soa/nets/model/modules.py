@@ -18,7 +18,7 @@ class Normalise(nn.Module):
     std: Tensor
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
-        """Of values in [0, 1], one per channel."""
+        """mean, std: of values in [0, 1], a number per channel."""
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
@@ -41,7 +41,7 @@ class SoftNormModule(nn.Module):
 
 class SqueezeModule(nn.Module):
     """Numbers in (0, 1) [B, outputs, 1, 1] of x [B, C, H, W]: the mean of its pixels, linear, ReLU,
-    linear, sigmoid. Of x [B, C, ...] with other axes likewise, an axis of one for each.
+    linear, sigmoid. Of x [B, C, ...] with other axes likewise, an axis of length 1 for each.
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, hidden_bias: bool) -> None:
@@ -152,7 +152,7 @@ class TiedHeadModule(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, eps=eps)
-        self.embeddings: list[nn.Embedding] = []  # one; in a list, as it is no part of this module
+        self.embeddings: list[nn.Embedding] = []  # in a list, as it is no part of this module
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(self.norm(x.transpose(1, 2)), self.embeddings[0].weight)
@@ -251,7 +251,9 @@ class GrownNetwork(nn.Sequential):
                     gate = [layer_of(seed["gate"])] if seed["gate"] else []
                     blend = BLEND_KINDS[seed["blend"]](seed["alpha"], *gate)
                     self.add_module(seed["slot"], Slot(grown, blend))
-        embeddings = [one.tokens for one in self.modules() if isinstance(one, TokenEmbedding)]
+        embeddings = [
+            module.tokens for module in self.modules() if isinstance(module, TokenEmbedding)
+        ]
         for module in self.modules():
             if isinstance(module, TiedHeadModule):
                 module.embeddings = embeddings[:1]
@@ -292,7 +294,7 @@ def sequence(layers: list[dict], residual: bool = False, role: str = "") -> nn.S
 
 
 def layer_of(layer: dict, role: str = "") -> nn.Module:
-    """The layer that a spec describes: one of LAYER_KINDS, or `module:name`, a user's own part.
+    """The layer that a spec describes: one of LAYER_KINDS, or `module:name`, a user's part.
 
     role: which user parts may stand here: "blueprint", "host", or none where empty. Raises
     ValueError for a kind that may not stand here and for arguments that are not numbers.
@@ -307,7 +309,6 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
 
 
 def _numbers(kind: str, arguments: dict) -> dict:
-    """The arguments of a layer of this kind; ValueError where one is no number."""
     for name, value in arguments.items():
         if name == "device" or not isinstance(value, int | float):
             fault = f"{name}={value!r}, which is no number of a layer"
@@ -323,7 +324,7 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     if layers:
         return layers[0](**_numbers(kind, arguments))
     num_arguments = USER_ARGUMENTS[role]
-    counts: list[int] = [one for one in map(arguments.get, num_arguments) if type(one) is int]
+    counts: list[int] = [value for value in map(arguments.get, num_arguments) if type(value) is int]
     if set(arguments) != set(num_arguments) or len(counts) < len(num_arguments) or min(counts) < 0:
         fault = f"it takes {' and '.join(num_arguments)}, whole numbers"
         raise ValueError(f"a part of the kind {kind} with {arguments}: {fault}")
@@ -355,8 +356,8 @@ def _marked(kind: str, role: str) -> list[Callable[..., nn.Module]]:
 
 
 def network_of(spec: dict, tensors: Mapping[str, Tensor]) -> GrownNetwork:
-    """The network of a `spec` in eval mode, with `tensors` by name, which become its own;
-    RuntimeError where these do not fit, and what GrownNetwork raises.
+    """The network of a `spec` in eval mode with `tensors` by name, which it takes over without a
+    copy; RuntimeError where these do not fit, and the errors of GrownNetwork.
     """
     with torch.device("meta"):
         net = GrownNetwork(spec)

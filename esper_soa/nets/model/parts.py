@@ -52,9 +52,9 @@ class Table(NamedTuple):
         return sum(self.sizes)
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
-        """rows [n, total] -> one [n, *shape] view per parameter."""
+        """A view [n, *shape] per parameter of rows [n, total]."""
         both = zip(rows.split(self.sizes, dim=1), self.parameters, strict=True)
-        return [part.reshape(part.shape[0], *own.shape) for part, own in both]
+        return [part.reshape(part.shape[0], *parameter.shape) for part, parameter in both]
 
     def spread(self, facts: Sequence[float], device: torch.device) -> Tensor:
         """The fact of each parameter tensor for all of its numbers: [total]."""
@@ -66,15 +66,19 @@ class Table(NamedTuple):
         rows = torch.empty(keys.shape[0], self.total, dtype=dtype, device=keys.device)
         if not self.parameters:
             return rows
-        facts = zip(*[(one.bound, one.value, one.std) for one in self.parameters], strict=True)
-        columns = torch.stack([self.spread(one, keys.device) for one in facts]).to(dtype)
+        facts = [
+            [parameter.bound for parameter in self.parameters],
+            [parameter.value for parameter in self.parameters],
+            [parameter.std for parameter in self.parameters],
+        ]
+        columns = torch.stack([self.spread(values, keys.device) for values in facts]).to(dtype)
         width = max(1, DRAWN_AT_ONCE // keys.shape[0])
         for start in range(0, self.total, width):
             bound, value, std = columns[:, start : start + width]
             places = torch.arange(start, start + len(bound), device=keys.device)
             draws = streams.uniform(keys[:, None], places, dtype)
             drawn = value + bound * (2 * draws - 1)
-            if any(one.std for one in self.parameters):
+            if any(parameter.std for parameter in self.parameters):
                 normal = std > 0
                 drawn[:, normal] += std[normal] * normal_numbers(draws[:, normal])
             rows[:, start : start + width] = drawn
@@ -82,7 +86,7 @@ class Table(NamedTuple):
 
 
 def normal_numbers(draws: Tensor) -> Tensor:
-    """Numbers of N(0, 1) from uniform ones in [0, 1), by the inverse of its distribution."""
+    """Numbers of N(0, 1) from uniform draws in [0, 1), by the inverse of its distribution."""
     # half a step up, as the least of them is 0, of which the inverse is infinite
     step = 2.0**-53 if draws.dtype == torch.float64 else 2.0**-24
     return torch.special.ndtri((draws + step / 2).clamp(max=1 - step))
@@ -330,7 +334,7 @@ class Excite(Part):
         return self.squeeze.parameters(inputs, inputs, channels)
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
-        """Of the squeeze; scaling the pixels is not counted."""
+        """Products of the squeeze; scaling the pixels is not counted."""
         return self.squeeze.products(inputs, inputs, channels)
 
     def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
@@ -340,9 +344,11 @@ class Excite(Part):
         return x * self.squeeze.forward(parameters, x).flatten(1)[..., None, None]
 
 
-KernelPart = Conv | Depthwise | SoftNorm | Excite  # that engines with kernels of their own know
+KernelPart = Conv | Depthwise | SoftNorm | Excite  # that engines with kernels know
 
 
 def are_parts(value: object) -> bool:
-    """Whether it is a tuple of parts, of one at least."""
-    return isinstance(value, tuple) and bool(value) and all(isinstance(one, Part) for one in value)
+    """Whether it is a tuple of parts that is not empty."""
+    if not isinstance(value, tuple) or not value:
+        return False
+    return all(isinstance(part, Part) for part in value)

@@ -1,9 +1,9 @@
-"""The segments that hosts are chains of: what every kind of segment offers, for n networks at once.
+"""The protocol of the segments that hosts are chains of, for n networks at once.
 
-A kind is a class in a file of its own: conv.py, residual.py, head.py, user_segment.py. host.py and
-the export of networks know this protocol alone, so a new kind is a new file; where users may write
-it in a host's tuple, host.py names it. An engine with kernels of its own asks a segment for
-its `kind` and refuses kinds that it does not know.
+Every kind is a class in a file for itself: conv.py, residual.py, head.py, user_segment.py. host.py
+and the export of networks know this protocol alone, so a new kind is a new file; where users may
+write it in a host's tuple, host.py names it. An engine with kernels asks a segment for its `kind`
+and refuses kinds that it does not know.
 """
 
 import math
@@ -113,7 +113,7 @@ class Segment(Protocol):
 
     @property
     def activations(self) -> int:
-        """Numbers of a sample that its own layers give and the backward pass keeps."""
+        """Numbers of a sample that its layers give and the backward pass keeps."""
 
     def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
         """Activations behind its slots."""
@@ -182,7 +182,7 @@ class StatelessSegment(ABC):
 
 
 class HostPart(Protocol):
-    """A segment as users write it: what does not follow from its place in a host."""
+    """A segment as users write it, without the facts that follow from its place in a host."""
 
     def segment(self, number: int, input_shape: FeatureShape, slots: SlotNumbers) -> Segment:
         """The segment with this number in its host; ValueError where it cannot stand there."""

@@ -117,8 +117,8 @@ class Layers(segments.SlotBehind, segments.StatelessSegment):
 
     @property
     def activations(self) -> int:
-        """Of each layer 16 D: norms 2, queries, keys, values 3, attention 2, MLP 9. With dropout
-        what its two places take in and multiply by; of attention weights that and what comes of it.
+        """16 D of each layer: norms 2, queries, keys, values 3, attention 2, MLP 9. Dropout adds
+        the inputs and factors of its two places; of attention weights those and their products.
         """
         dropped = (4 * self.width + 3 * self.heads * self.length) * (self.dropout > 0)
         return self.count * self.length * (16 * self.width + dropped)
@@ -129,8 +129,8 @@ class Layers(segments.SlotBehind, segments.StatelessSegment):
         rows = sequences.rows_of(x, run.num_nets)
         shape = rows.shape[1] // self.length, self.heads, self.length, self.length
         for place in range(self.count):
-            own = iter(folded[place * LAYER_TENSORS : (place + 1) * LAYER_TENSORS])
-            norm, attend, project, norm2, hide, give = zip(own, own, strict=True)
+            tensors = iter(folded[place * LAYER_TENSORS : (place + 1) * LAYER_TENSORS])
+            norm, attend, project, norm2, hide, give = zip(tensors, tensors, strict=True)
             site = 1 + DROPOUT_SITES * (self.first + place)
             dropped = None
             if keys is not None:
@@ -231,11 +231,21 @@ class Transformer:
         cfg = self.task.transformer
         tokens = self.task.num_classes
         each = cfg.layers // cfg.segments
-        embedding = Embedding(tokens, cfg.width, cfg.context, cfg.dropout, cfg.embedding_std)
-        sizes = cfg.width, cfg.heads, cfg.context, cfg.dropout
+        embedding = Embedding(
+            tokens, cfg.width, cfg.context, dropout=cfg.dropout, std=cfg.embedding_std
+        )
         body = (
-            Layers(number, number * each, each, *sizes, slots.get((0, number), -1))
+            Layers(
+                number,
+                number * each,
+                each,
+                width=cfg.width,
+                heads=cfg.heads,
+                length=cfg.context,
+                dropout=cfg.dropout,
+                slot=slots.get((0, number), -1),
+            )
             for number in range(cfg.segments)
         )
         most = cfg.logits_mib * MIB // LOGIT_BYTES
-        return embedding, *body, TiedHead(tokens, cfg.width, cfg.context, most)
+        return embedding, *body, TiedHead(tokens, cfg.width, cfg.context, most=most)

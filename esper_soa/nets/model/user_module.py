@@ -18,12 +18,12 @@ from esper_soa.config.registry import BLUEPRINT, reference_to
 from esper_soa.nets.model.parts import LayerSpec, Parameter, Part
 
 Factory = Callable[[int], nn.Module]
-GENERATOR_USED = threading.Lock()  # torch's generator is one for all threads
-SKELETON_SEED = 0  # of the module that others' parameters are put into; its own are never used
+GENERATOR_USED = threading.Lock()  # all threads share torch's generator
+SKELETON_SEED = 0  # of the module that others' parameters are put into; those it has are not used
 
 
 def make_module(make: Factory, size: int, seed: int) -> nn.Module:
-    """make(size), its draws from `seed` (int64); torch's own generator is left as it was."""
+    """make(size), its draws from `seed` (int64); torch's generator is left as it was."""
     with GENERATOR_USED, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make(size)
@@ -40,16 +40,17 @@ def initial_rows(
     make: Factory, size: int, keys: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Fresh rows of parameters and of buffers [n, numbers] of modules from streams `keys` (int64
-    [n]): a module's own start, its draws by the stream. The keys are read by the host.
+    [n]): as a module begins, its draws by the stream. The keys are read by the host.
     """
 
-    def rows(tensors: Iterable[Iterable[Tensor]]) -> Tensor:
-        flat = [[part.detach().reshape(-1).to(dtype) for part in one] for one in tensors]
-        empty = torch.zeros(0, dtype=dtype)
-        return torch.stack([torch.cat([empty, *one]) for one in flat]).to(keys.device)
+    def row(tensors: Iterable[Tensor]) -> Tensor:
+        flat = [tensor.detach().reshape(-1).to(dtype) for tensor in tensors]
+        return torch.cat([torch.zeros(0, dtype=dtype), *flat])
 
     modules = [make_module(make, size, key) for key in keys.tolist()]
-    return rows(one.parameters() for one in modules), rows(one.buffers() for one in modules)
+    parameters = torch.stack([row(module.parameters()) for module in modules])
+    buffers = torch.stack([row(module.buffers()) for module in modules])
+    return parameters.to(keys.device), buffers.to(keys.device)
 
 
 def call_networks(
@@ -61,15 +62,15 @@ def call_networks(
     names = [name for name, _ in module.named_parameters()]
     buffer_names = [name for name, _ in module.named_buffers()]
 
-    def one(own: tuple[Tensor, ...], features: Tensor) -> tuple[Tensor, ...]:
-        tensors = dict(zip((*names, *buffer_names), own, strict=True))
+    def call_network(network: tuple[Tensor, ...], features: Tensor) -> tuple[Tensor, ...]:
+        tensors = dict(zip((*names, *buffer_names), network, strict=True))
         out = functional_call(module, tensors, (features,))
         return out, *(tensors[name] for name in buffer_names)
 
-    # A copy of its own, which the module may write to; torch 2.13's CPU backward of a channels_last
-    # group norm crashes the process where the input needs no gradient.
+    # A copy, to which the module may write; torch 2.13's CPU backward of a channels_last group norm
+    # crashes the process where the input needs no gradient.
     copied = x.clone(memory_format=torch.contiguous_format)
-    out, *state = vmap(one)((*values, *buffers), copied)
+    out, *state = vmap(call_network)((*values, *buffers), copied)
     output = out.transpose(0, 1).flatten(1, 2)
     if output.dim() == 4:
         output = output.contiguous(memory_format=torch.channels_last)
@@ -77,7 +78,7 @@ def call_networks(
 
 
 def count_products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """What the module gives for x [1, ...], and its multiplications as torch counts them."""
+    """The module's output for x [1, ...], and its multiplications as torch counts them."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         out = module(x.clone())
     return out, counter.get_total_flops() // 2
@@ -93,7 +94,7 @@ class UserModule(Part):
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """The module's parameters in its order; `initial_rows` says how they begin."""
         module = skeleton(self.make, channels, None, thread=0)
-        return tuple(Parameter(tuple(one.shape)) for one in module.parameters())
+        return tuple(Parameter(tuple(tensor.shape)) for tensor in module.parameters())
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
         """Multiplications of a sample, with as many positions along each axis."""

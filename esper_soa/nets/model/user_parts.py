@@ -1,4 +1,4 @@
-"""Blueprints and hosts of users' own, found by task.blueprints and task.host and looked at before
+"""Blueprints and hosts of users, found by task.blueprints and task.host and looked at before
 anything is built of them; lab/conformance.py looks closer.
 """
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ ARGUMENT_WORDS = {
     registry.HOST: "the number of classes",
 }
 BATCHED_CALL = "for several networks at once it raises"
-RANDOM_WORDS = "random operation"  # in what torch raises of one under vmap
+RANDOM_WORDS = "random operation"  # in torch's error on such an operation under vmap
 DRAWS_WORDS = "draws random numbers"
 DROPOUT_ADVICE = "as Dropout does), which would not be those of an env's own stream: leave it out"
 DRAWS_RANDOM = f"{DRAWS_WORDS} ({DROPOUT_ADVICE}"
@@ -54,27 +53,24 @@ def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
     if host is None:
         return sort_slots(task, list(names), None)
     *body, _ = host.segments({})
-    last = max(len(body) - 1, 1)
-    slots = []
-    for at, segment in enumerate(body):
-        for row, (channels, *axes) in enumerate(segment.slot_shapes):
-            size = axes[0] if axes else 0
-            slots.append(
-                SlotSpec(
-                    f"r{row}c{at}",
-                    row,
-                    at,
-                    channels=channels,
-                    size=size,
-                    depth=at / last,
-                    axes=len(axes),
-                )
-            )
+    slots = [
+        SlotSpec(
+            f"r{row}c{at}",
+            row,
+            at,
+            channels=channels,
+            size=axes[0] if axes else 0,
+            depth=at / max(len(body) - 1, 1),
+            axes=len(axes),
+        )
+        for at, segment in enumerate(body)
+        for row, (channels, *axes) in enumerate(segment.slot_shapes)
+    ]
     return sort_slots(task, list(names), tuple(sorted(slots, key=lambda spec: spec.row)))
 
 
 def task_host(task: TaskConfig) -> hosts.Host | None:
-    """The user's own host of the task, None without; SettingError where it names no host."""
+    """The user's host of the task, None without; SettingError where task.host names no host."""
     if not registry.is_reference(task.host):
         return None
     part = registry.find(registry.HOST, task.host, "task.host")
@@ -85,16 +81,17 @@ def task_host(task: TaskConfig) -> hosts.Host | None:
 
 
 def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> blueprints.Blueprints:
-    """Those of `offered` (task.blueprints), the package's and users' own, that fit into the slots.
+    """The blueprints of `offered` (task.blueprints), of the package and of users, that fit into the
+    slots.
 
-    Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError,
-    which says what is wrong with one of them.
+    Those of users have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises
+    SettingError, which says what is wrong with a blueprint.
     """
     setting = "task.blueprints"
     kinds = sorted({spec.topology for spec in slots})
-    packaged = [one for kind in kinds for one in blueprints.PACKAGED_BLUEPRINTS.get(kind, ())]
-    every = [blueprints.NOOP, *(one for one in packaged if one.name in offered)]
-    known = {one.name for one in every}
+    packaged = [part for kind in kinds for part in blueprints.PACKAGED_BLUEPRINTS.get(kind, ())]
+    every = [blueprints.NOOP, *(blueprint for blueprint in packaged if blueprint.name in offered)]
+    known = {blueprint.name for blueprint in every}
     for name in (name for name in offered if not registry.is_reference(name)):
         allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
         check(name in known, setting, name, allowed=allowed)
@@ -131,13 +128,13 @@ def host_of(part: registry.Part, name: str, num_classes: int) -> hosts.Host:
     result = _result_of(registry.HOST, part, name)
     if result is part:
         return UserHost(part, num_classes)  # type: ignore[arg-type]
-    if hasattr(result, "segments"):
-        return cast(hosts.Host, result)
+    if isinstance(result, hosts.Host):
+        return result
     kinds = [kind.__name__ for kind in hosts.HOST_PARTS]
     if not isinstance(result, tuple):
         problem = f"no tuple of segments ({', '.join(kinds)})"
         raise ValueError(f"host {name}: it gives {result}, {problem}")
-    unsupported = [type(one).__name__ for one in result if not isinstance(one, hosts.HOST_PARTS)]
+    unsupported = [type(part).__name__ for part in result if not isinstance(part, hosts.HOST_PARTS)]
     if unsupported:
         problem = f"a {unsupported[0]} among its segments, no {' and no '.join(kinds)}"
         raise ValueError(f"host {name}: it gives {problem}")
@@ -145,7 +142,7 @@ def host_of(part: registry.Part, name: str, num_classes: int) -> hosts.Host:
 
 
 def _result_of(kind: str, part: registry.Part, name: str) -> object:
-    """What a part gives that is called without an argument; itself where it is called with one."""
+    """The result of a part that is called without an argument; else the part itself."""
     required = registry.num_required(part)
     argument = ARGUMENT_WORDS[kind]
     if required > 1:
@@ -157,13 +154,10 @@ def _result_of(kind: str, part: registry.Part, name: str) -> object:
     return result
 
 
-# --- what keeps a part from being trained, in words
-
-
 def tensor_findings(
     what: str, value: object, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device
 ) -> Iterator[str]:
-    """What keeps `value` from being such a tensor; dtype None: of any floating-point numbers."""
+    """Reasons why `value` is no such tensor; dtype None: of any floating-point numbers."""
     if not isinstance(value, Tensor):
         yield f"{what} is a {type(value).__name__}, not a tensor"
         return
@@ -178,7 +172,7 @@ def tensor_findings(
 
 
 def blueprint_findings(blueprint: blueprints.Architecture, shape: FeatureShape) -> list[str]:
-    """What keeps seeds of the blueprint from a slot of features of this shape, in words."""
+    """Reasons why seeds of the blueprint cannot stand in a slot of features of this shape."""
     part = blueprint.module
     channels, *axes = shape
     if part is None:
@@ -204,23 +198,22 @@ def blueprint_findings(blueprint: blueprints.Architecture, shape: FeatureShape) 
     if not findings:
         with registry.collect_faults(findings, BATCHED_CALL), torch.no_grad():
             rows = part.initial_rows(channels, torch.arange(NUM_PROBED), x.dtype)
-            own = Table(part.parameters(channels, channels)).unpack(rows)
-            part.forward(own, torch.cat([x] * NUM_PROBED, dim=1))
+            parameters = Table(part.parameters(channels, channels)).unpack(rows)
+            part.forward(parameters, torch.cat([x] * NUM_PROBED, dim=1))
     sides = "x".join(map(str, axes))
     places = f" of {sides} {PLACE_WORDS[len(axes)]}" * bool(axes)
     return [f"with {channels} channels{places} {fault}" for fault in findings]
 
 
 def _module_findings(module: nn.Module) -> Iterator[str]:
-    """Messages on why the parameters of a module cannot be rows of weights."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     faults = {
-        "want no gradient, but all are trained": lambda one: not one.requires_grad,
-        "are no floating-point numbers": lambda one: not one.is_floating_point(),
-        "have no shape before a first pass": lambda one: isinstance(one, UninitializedParameter),
+        "want no gradient, but all are trained": lambda tensor: not tensor.requires_grad,
+        "are no floating-point numbers": lambda tensor: not tensor.is_floating_point(),
+        "have no shape before a first pass": lambda x: isinstance(x, UninitializedParameter),
     }
     for words, wrong in faults.items():
-        names = ", ".join(name for name, one in parameters.items() if wrong(one))
+        names = ", ".join(name for name, tensor in parameters.items() if wrong(tensor))
         if names:
             yield f"its parameters {names} {words}"
     if not parameters:
@@ -228,14 +221,14 @@ def _module_findings(module: nn.Module) -> Iterator[str]:
     if len(set(map(id, parameters.values()))) < len(parameters):
         yield "two of its parameters are one, which rows of weights cannot say"
     values = (item for part in module.modules() for item in vars(part).items())
-    names = ", ".join(name for name, one in values if isinstance(one, Tensor))
+    names = ", ".join(name for name, value in values if isinstance(value, Tensor))
     if names:
         what = f"tensors that are no parameters or buffers ({names})"
         yield f"it keeps {what}, which all networks would share"
 
 
 def host_findings(host: hosts.Host, classes: int) -> tuple[str, ...]:
-    """What keeps hosts like this from being trained; ValueError for segments that are no chain."""
+    """Reasons why such hosts cannot be trained; ValueError for segments that are no chain."""
     if isinstance(host, UserHost):
         return _sequential_findings(host)
     shape = hosts.host_shape(TaskConfig(), (), host=host)
@@ -269,7 +262,7 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
             shape = ", ".join(map(str, ("B", *last.output_shape)))
             problem = f"gives [{shape}], not logits [B, {host.classes}]"
             findings.append(f"its last segment {last.name} {problem}")
-        if not any(one.slot_shapes for one in inner):
+        if not any(segment.slot_shapes for segment in inner):
             problem = "gives features [B, C, H, H], in which a seed could stand"
             findings.append(f"none of its segments but the last {problem}")
         if not kept:  # several networks cannot be put together with it
@@ -278,7 +271,6 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
 
 
 def _kept_findings(module: nn.Sequential) -> Iterator[str]:
-    """Messages on what a chain keeps that cannot be rows of weights and buffers."""
     yield from _module_findings(module)
     reserved = [name for name, _ in module.named_children() if RESERVED_NAME.fullmatch(name)]
     if reserved:
@@ -301,7 +293,7 @@ def _batched_findings(host: UserHost) -> list[str]:
     for training in (True, False):
         x = torch.cat([torch.zeros(NUM_PROBED, *hosts.IMAGE_SHAPE)] * NUM_PROBED, dim=1)
         buffers = shape.statistics.unpack(statistics.clone())
-        buffers = [one.reshape(-1) for one in buffers] if training else buffers
+        buffers = [buffer.reshape(-1) for buffer in buffers] if training else buffers
         for segment, values in hosts.split_values(children_of(host), parameters, buffers):
             what = f"its segment {segment.plain_parts()[0].name}"
             try:

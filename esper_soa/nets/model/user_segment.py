@@ -41,7 +41,7 @@ class UserSegment(segments.SlotBehind):
     def train(self, run: segments.Forward, values: segments.Values, x: Tensor) -> Tensor:
         # copies: a batch norm keeps its buffers for the backward pass, which must not see them move
         rows = zip(values.statistics, self.statistics, strict=True)
-        buffers = [one.view(run.num_nets, *like.shape).clone() for one, like in rows]
+        buffers = [row.view(run.num_nets, *like.shape).clone() for row, like in rows]
         out, moved = self._call(run.num_nets, values.parameters, buffers, x=x, training=True)
         for target, buffer in zip(values.statistics, moved, strict=True):
             target.copy_(buffer.reshape(-1))
@@ -58,17 +58,17 @@ class UserSegment(segments.SlotBehind):
     def _call(
         self, num_nets: int, weights: list[Tensor], buffers: list[Tensor], x: Tensor, training: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Output of the module for n networks, and its buffers behind the call."""
-        made = self.host.make, self.host.classes
-        module = user_module.skeleton(*made, training, threading.get_ident())
+        module = user_module.skeleton(
+            self.host.make, self.host.classes, training, thread=threading.get_ident()
+        )
         assert isinstance(module, nn.Sequential)
         rows = zip(buffers, self.dtypes, strict=True)
-        own_buffers = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
+        typed = [row if dtype.is_floating_point else row.to(dtype) for row, dtype in rows]
         # Autocast does not reach into vmap: modules compute in the format of their weights.
-        weight_dtypes = [one.dtype for one in (*weights, *own_buffers) if one.is_floating_point()]
-        features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
+        floats = [tensor.dtype for tensor in (*weights, *typed) if tensor.is_floating_point()]
+        features = x.to((*floats, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, num_nets, *features.shape[2:]).transpose(0, 1)
-        return user_module.call_networks(module[self.number], weights, own_buffers, x=features)
+        return user_module.call_networks(module[self.number], weights, typed, x=features)
 
     def plain_parts(self) -> list[segments.PlainPart]:
         """The module by the name of what makes the host."""
@@ -98,7 +98,7 @@ class UserHost:
     def segments(self, slots: segments.SlotNumbers) -> tuple[UserSegment, ...]:
         """The segments with their slots; the last is the head."""
         *body, last = children_of(self)
-        slotted = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
+        slotted = (replace(part, slot=slots.get((0, part.number), -1)) for part in body)
         return *slotted, UserHead(**vars(last))
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -115,10 +115,17 @@ def children_of(host: UserHost) -> tuple[UserSegment, ...]:
     children = []
     for number, (name, child) in enumerate(module.eval().named_children()):
         out, products = user_module.count_products(child, x)
-        parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
-        statistics = tuple(Parameter(tuple(one.shape)) for one in child.buffers())
-        rows = parameters, statistics, tuple(one.dtype for one in child.buffers())
-        shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
-        children.append(UserSegment(host, number, name, *rows, *shapes, products))
+        segment = UserSegment(
+            host,
+            number,
+            name,
+            parameters=tuple(Parameter(tuple(tensor.shape)) for tensor in child.parameters()),
+            statistics=tuple(Parameter(tuple(buffer.shape)) for buffer in child.buffers()),
+            dtypes=tuple(buffer.dtype for buffer in child.buffers()),
+            input_shape=tuple(x.shape[1:]),
+            output_shape=tuple(out.shape[1:]),
+            products=products,
+        )
+        children.append(segment)
         x = out
     return tuple(children)

@@ -49,8 +49,9 @@ def allocate(
     def learning(width: int) -> dict[str, Tensor]:
         return {"params": rows(width), "momentum": rows(state_width(optimizer, width))}
 
-    widths = [sum(row_layout(shape, slot)) for slot in range(len(shape.slots))]
-    seeds = {spec.name: learning(one) for spec, one in zip(shape.slots, widths, strict=True)}
+    seeds = {
+        spec.name: learning(sum(row_layout(shape, slot))) for slot, spec in enumerate(shape.slots)
+    }
     host = learning(shape.parameters.total)
     host["statistics"] = rows(shape.statistics.total)
     return TensorDict({"host": host, "seeds": seeds}, batch_size=[envs])
@@ -107,19 +108,30 @@ ActiveSeeds = Seeds[np.ndarray]  # on the host
 def slot_seeds(
     slots: Slots, ramp: Ramp, ablate_fossils: bool, over: Tensor | None = None
 ) -> SlotSeeds:
-    """The seeds of an env state; ablate_fossils: fossils take part in subset rows too, as rewards
-    that pay drip need it; over: bool [N], envs that are left out, of which no row runs.
+    """The seeds of an env state.
+
+    ablate_fossils: fossils take part in subset rows too, as rewards that pay drip need it; over:
+    bool [N], envs that are left out, of which no row runs.
     """
     running = slots.running
     visible = running & (slots.alpha > 0)
     ablated = visible if ablate_fossils else visible & (slots.stage != Stage.FOSSILIZED)
-    kind = slots.stage, slots.blueprint, slots.blend, ramp.mode == AlphaMode.DOWN
-    slot_columns = SlotSeeds(running, *kind, visible, ablated, slots.newborn, slots.fresh_momentum)
+    seeds = SlotSeeds(
+        running,
+        slots.stage,
+        slots.blueprint,
+        slots.blend,
+        frozen=ramp.mode == AlphaMode.DOWN,
+        visible=visible,
+        ablated=ablated,
+        newborn=slots.newborn,
+        fresh_momentum=slots.fresh_momentum,
+    )
     if over is None:
-        return slot_columns
-    over_slots = over[:, None].expand_as(running)
-    playing = (one & ~over_slots if one.dtype == torch.bool else one for one in slot_columns[:-1])
-    return SlotSeeds._make((*playing, over_slots))
+        return seeds
+    left_out = over[:, None].expand_as(running)
+    playing = (flags & ~left_out if flags.dtype == torch.bool else flags for flags in seeds[:-1])
+    return SlotSeeds._make((*playing, left_out))
 
 
 def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
@@ -150,12 +162,11 @@ def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, key
             is_new = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
             rows = upload(np.flatnonzero(is_new), keys.device)
             multiply = upload(active_seeds.blend[is_new, slot] == Blend.MULTIPLY, keys.device)
-            own = streams.fold(keys[rows], slot)
-            seed = initial_seeds(
-                kind, spec.channels, streams.fold(own, 0), multiply=multiply, dtype=dtype
-            )
+            slot_keys = streams.fold(keys[rows], slot)
+            seed_keys = streams.fold(slot_keys, 0)
+            seed = initial_seeds(kind, spec.channels, seed_keys, multiply=multiply, dtype=dtype)
             gap = seed.new_zeros(len(seed), row_layout(shape, slot).seed - seed.shape[1])
-            gate = gate_table(spec.channels).initial(streams.fold(own, 1), dtype)
+            gate = gate_table(spec.channels).initial(streams.fold(slot_keys, 1), dtype)
             pool["params"].index_copy_(0, rows, torch.cat([seed, gap, gate], dim=1))
         cleared_rows = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
         if cleared_rows.size:

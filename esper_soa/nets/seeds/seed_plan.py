@@ -55,14 +55,14 @@ class Group(NamedTuple):
 def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Group]:
     """Groups of the running seeds of a chunk with env numbers `envs`, slot by slot."""
     groups = []
-    own = SeedPlan(*(facts[envs] for facts in plan))
-    code = own.blueprint * (Blend.GATE + 1) + own.blend
-    for flag in (own.detached, own.frozen, own.measured):
+    part = SeedPlan(*(facts[envs] for facts in plan))
+    code = part.blueprint * (Blend.GATE + 1) + part.blend
+    for flag in (part.detached, part.frozen, part.measured):
         code = code * 2 + flag
     for slot in range(code.shape[1]):
-        for value in np.unique(code[own.running[:, slot], slot]):
-            nets = np.flatnonzero(own.running[:, slot] & (code[:, slot] == value))
-            kind = [facts[nets[0], slot].item() for facts in own[1:]]
+        for value in np.unique(code[part.running[:, slot], slot]):
+            nets = np.flatnonzero(part.running[:, slot] & (code[:, slot] == value))
+            kind = [facts[nets[0], slot].item() for facts in part[1:]]
             chosen = None if nets.size == envs.size else upload(nets, device)
             groups.append(Group._make((slot, *kind, chosen, upload(envs[nets], device))))
     return groups

@@ -60,8 +60,8 @@ class ActiveGroup:
     def output(self, inputs: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of the seeds."""
         table = seed_table(self.blueprint, self.channels)
-        own = table.unpack(self.params[:, : table.total])
-        return blueprints.seed_forward(self.blueprint, own, inputs)
+        parameters = table.unpack(self.params[:, : table.total])
+        return blueprints.seed_forward(self.blueprint, parameters, inputs)
 
     def blend_in(self, host: Tensor) -> Tensor:
         """[B, m*C, H, W] of the group's networks after the slot."""
@@ -100,10 +100,13 @@ def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tens
         columns = _columns(shape, group, numbers.shape[1])
         return torch.cat([numbers[:, part] for part in columns], dim=1)
 
-    factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
-    own = shape.blueprint(group.blueprint)
     return ActiveGroup(
-        group, own, spec.channels, params=rows("params"), momentum=rows("momentum"), alpha=factor
+        group,
+        shape.blueprint(group.blueprint),
+        spec.channels,
+        params=rows("params"),
+        momentum=rows("momentum"),
+        alpha=alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype),
     )
 
 
@@ -131,8 +134,10 @@ class SeedFiller:
     def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         values = []
         nets = []
-        for active in (one for one in self.actives if one.group.slot == slot):
+        for active in self.actives:
             group = active.group
+            if group.slot != slot:
+                continue
             features = batched.select_nets(x, group.nets, self.num_nets)
             if group.blend == THROUGH:
                 seed = active.output(features.detach() if group.detached else features)
@@ -151,6 +156,9 @@ class TrainingSeeds(SeedFiller):
     """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
 
     def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
-        self.leaves = [one.params.detach().requires_grad_(not one.group.frozen) for one in actives]
-        both = zip(actives, self.leaves, strict=True)
-        super().__init__([replace(active, params=leaf) for active, leaf in both], num_nets)
+        learning = [
+            replace(active, params=active.params.detach().requires_grad_(not active.group.frozen))
+            for active in actives
+        ]
+        super().__init__(learning, num_nets)
+        self.leaves = [active.params for active in learning]

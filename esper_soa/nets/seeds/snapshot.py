@@ -19,7 +19,7 @@ def add_snapshot_(weights: TensorDict) -> None:
     """Give `weights` (pools.allocate) room for one snapshot, all zero, with no fossil in it."""
     host = weights["host"]
     rows = {name: torch.zeros_like(host[name]) for name in HOST_ROWS}
-    seeds = {name: torch.zeros_like(own["params"]) for name, own in weights["seeds"].items()}
+    seeds = {name: torch.zeros_like(pool["params"]) for name, pool in weights["seeds"].items()}
     fossil = torch.zeros(len(host), len(seeds), dtype=torch.bool, device=host["params"].device)
     content = {**rows, "seeds": seeds, "fossil": fossil}
     weights["snapshot"] = TensorDict(content, batch_size=host.batch_size)
@@ -43,8 +43,8 @@ def snapshot_where_(
         _copy_where_(snapshot[name], host[name], where)
     for slot, spec in enumerate(shape.slots):
         is_changed = (where & fossil[:, slot]) | rising[:, slot]
-        own = weights["seeds", spec.name, "params"]
-        _copy_where_(snapshot["seeds", spec.name], own, is_changed)
+        params = weights["seeds", spec.name, "params"]
+        _copy_where_(snapshot["seeds", spec.name], params, is_changed)
     _copy_where_(snapshot["fossil"], fossil, where)
 
 
@@ -55,8 +55,8 @@ def restore_where_(
 
     fossil: bool [N, S], slots that hold one. A fossil younger than the snapshot stays as it is,
     except where weights are `broken` (bool [N]): there it goes back to what it was when it became
-    one, as its own may be NaN. Other seeds do not outlive a rollback; their rows become zero, so
-    that sleeping rows stay finite.
+    a fossil, as it may be NaN now. Other seeds do not outlive a rollback; their rows become zero,
+    so that sleeping rows stay finite.
     """
     if known_false(where):
         return
@@ -75,7 +75,6 @@ def restore_where_(
 
 
 def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
-    """Rows of `source` [N, P] into `target` where `where` [N]; others stay, to the bit."""
     if where.device.type == "cpu":
         rows = where.nonzero().squeeze(1)
         target[rows] = source[rows]

@@ -24,17 +24,17 @@ def subset_codes(
 ) -> tuple[int, ...]:
     """Subsets to evaluate, as bit masks over slot numbers; the first has every ablated seed on.
 
-    Up to EXACT_SLOTS seeds all 2^n; beyond, the full set, each leave-one-out, each alone, none, the
-    fossils alone, and what `rows` asks for: n (n - 1) / 2 pairs, and its codes.
+    Up to EXACT_SLOTS seeds these are all 2^n; beyond, the full set, each leave-one-out, each alone,
+    none, the fossils alone, and what `rows` asks for: n (n - 1) / 2 pairs, and its codes.
     """
     full = sum(1 << slot for slot in ablated)
     if len(ablated) <= EXACT_SLOTS:
         return tuple(code for code in range(full, -1, -1) if code & full == code)
     fossil_code = sum(1 << slot for slot in fossils)
     single_codes = [1 << slot for slot in ablated]
-    codes = [full, *(full - one for one in single_codes), *single_codes, 0, fossil_code]
+    codes = [full, *(full - code for code in single_codes), *single_codes, 0, fossil_code]
     if rows.pairs:
-        codes += [1 << one | 1 << other for one, other in combinations(ablated, 2)]
+        codes += [1 << first | 1 << second for first, second in combinations(ablated, 2)]
     codes += [code & full for code in rows.codes]
     return tuple(dict.fromkeys(codes))
 
@@ -102,10 +102,8 @@ def jobs_of(seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: in
         slots = _members(int(ablated_bits[equal[0]]), num_slots)
         codes = subset_codes(slots, _members(int(fossil_bits[equal[0]]), num_slots), rows)
         plan, final_rows = branch_plan(tuple(slot for slot in order if slot in slots), codes)
-        jobs += [
-            Job(equal[piece], codes, plan, final_rows=final_rows)
-            for piece in chunks(equal.size, size)
-        ]
+        pieces = chunks(equal.size, size)
+        jobs += [Job(equal[piece], codes, plan, final_rows=final_rows) for piece in pieces]
     return sorted(jobs, key=lambda job: -len(job.codes) * job.envs.size)
 
 
