@@ -1,12 +1,9 @@
 """A run calls callbacks at its start, after every round and at its end, and needs no lab."""
 
 import gc
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +16,6 @@ from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.runtime.ranks import SINGLE_PROCESS
 from esper_soa.system.errors import PrunedError, UserError
-from esper_soa.system.signals import Interrupted
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import Session, session
 from esper_soa.training.loop import trainer
@@ -31,7 +27,7 @@ from esper_soa.training.loop.trainer import run_in_session
 from esper_soa.training.results.final_table import Summary
 from esper_soa.training.start import runs
 from tests.builders.program import ENVIRONMENT, TINY
-from tests.builders.tiny_runs import fresh, log_of, records, resumed, settings
+from tests.builders.tiny_runs import fresh, records, resumed, settings
 from tests.builders.tiny_world import tiny_world
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
@@ -225,55 +221,3 @@ def test_a_copy_of_the_package_without_the_lab_trains_resumes_and_exports(tmp_pa
     asked = [sys.executable, "-c", WITHOUT_LAB, *words]
     done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert done.returncode == 0, done.stderr
-
-
-class Stopped(Callback):
-    """Fails because of the signal that stops the run, as a compiler in another process does."""
-
-    def __init__(self, number: int, fails_in: int = 1) -> None:
-        self.number = number
-        self.fails_in = fails_in
-
-    def on_round_end(self, run: TaskRun, metrics: Mapping) -> None:
-        if self.number:
-            os.kill(os.getpid(), self.number)
-        if metrics["round"] == self.fails_in:
-            raise ArithmeticError("of a compiler")
-
-
-def test_a_stop_between_two_rounds_does_not_wait_for_the_next(tmp_path: Path) -> None:
-    with session(RunFolder(tmp_path)) as opened, pytest.raises(Interrupted):
-        run_in_session(opened, replace(SHORT, rounds=1), None, callbacks=[Stopped(15, 0)])
-    assert not RunFolder(tmp_path).summary.exists()
-
-
-def test_a_stop_whose_checkpoint_cannot_be_written_says_so(tmp_path: Path) -> None:
-    RunFolder(tmp_path).checkpoint(1).mkdir()
-    with session(RunFolder(tmp_path)) as opened, pytest.raises(Interrupted) as stopped:
-        run_in_session(opened, SHORT, None, callbacks=[Stopped(15, 0)])
-    unsaved = "the newest checkpoint could not be written (Is a directory)"
-    assert (stopped.value.status, str(stopped.value)) == (1, f"stopped by SIGTERM; {unsaved}")
-    assert f"INFO SIGTERM: {unsaved}" in log_of(tmp_path)
-
-
-def test_a_run_leaves_no_file_open_and_no_thread(tmp_path: Path) -> None:
-    threads = threading.enumerate()
-    cfg = replace(SHORT, rounds=1, telemetry=TelemetryConfig(level="events"))
-    with session(RunFolder(tmp_path)) as opened:
-        run_in_session(opened, cfg, None)
-        files = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.exists()]
-    assert not [name for name in files if name.endswith(("metrics.jsonl", "episodes.jsonl"))]
-    assert [one for one in threading.enumerate() if one not in threads and one.daemon] == []
-
-
-def test_what_fails_because_of_a_stop_is_the_stop(tmp_path: Path) -> None:
-    for name in ("run", "other"):
-        (tmp_path / name).mkdir()
-    with session(RunFolder(tmp_path / "run")) as opened, pytest.raises(Interrupted) as stopped:
-        run_in_session(opened, SHORT, None, callbacks=[Stopped(signal.SIGTERM)])
-    assert stopped.value.status == 143
-    log = (tmp_path / "run" / "log.txt").read_text()
-    assert "stopped while it fails with ArithmeticError: of a compiler" in log
-    assert "SIGTERM: " in log
-    with session(RunFolder(tmp_path / "other")) as opened, pytest.raises(ArithmeticError):
-        run_in_session(opened, SHORT, None, callbacks=[Stopped(0)])

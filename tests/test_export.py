@@ -97,16 +97,6 @@ def test_a_mistake_is_one_line_and_status_2(
     assert [path.name for path in chosen.iterdir()] == ["policy.safetensors"]
 
 
-def test_a_folder_that_cannot_be_written_is_status_1(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SystemExit) as caught:
-        main([str(run), f"to={tmp_path / 'file'}"])
-    assert caught.value.code == 1
-    assert "cannot be written (File exists)" in capsys.readouterr().err
-
-
 def test_help_says_all_without_torch() -> None:
     program = "import sys; sys.argv = ['esper-export', '--help']\n"
     program += "from esper_soa.training.start.export import main\n"

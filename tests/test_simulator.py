@@ -5,7 +5,6 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,18 +111,6 @@ def test_reset_goes_on_to_the_next_round_and_a_seed_begins_again() -> None:
     assert sim.world.data.train_images is images  # not read again
     with pytest.raises(ValueError, match="op fossilize is not legal"):
         sim.step({"op": Op.FOSSILIZE})
-
-
-def test_a_simulator_takes_the_threads_of_its_settings_for_all_that_it_does() -> None:
-    agent = Counting()
-    sim = make(policy=agent, **{"compute.threads": 2})
-    seen = list[int]()
-    sim.env.observer = SimpleNamespace(  # type: ignore[assignment]
-        on_phase_end=lambda phase: seen.append(torch.get_num_threads()), watch=lambda data: data
-    )
-    assert len(list(sim.episode())) == STEPS
-    assert set(seen) == set(agent.threads) == {2}
-    assert torch.get_num_threads() == 1
 
 
 def test_simulators_live_side_by_side_and_leave_torch_its_threads() -> None:
@@ -388,12 +375,6 @@ def test_the_package_offers_its_names_and_imports_torch_only_when_asked() -> Non
     assert esper_soa.__version__ == metadata.version("esper-soa")
 
 
-def test_what_a_name_needs_is_told_as_python_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "esper_soa.simulator", None)
-    with pytest.raises(ModuleNotFoundError, match="^import of esper_soa.simulator halted"):
-        esper_soa.make  # noqa: B018
-
-
 def test_a_simulator_reaches_few_modules_and_no_part_of_the_lab() -> None:
     code = "import sys, esper_soa.simulator; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -401,22 +382,6 @@ def test_a_simulator_reaches_few_modules_and_no_part_of_the_lab() -> None:
     assert len(reached) <= MOST_MODULES, reached
     for part in ("lab", "nets.engines.cpu", "nets.engines.gpu", "agent.ppo", "training.collect"):
         assert [one for one in reached if one.startswith(f"esper_soa.{part}")] == []
-
-
-def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None:
-    generator = np.random.default_rng(0)
-    train, test = (generator.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8) for _ in range(2))
-    labels = np.arange(40) % 4
-    data = esper_soa.images(train, labels, test, labels, validation_images=20)
-    sim = esper_soa.make("smoke", overrides=TINY[:2], policy="random", data=data, **SIZES)
-    assert sim.settings.task.num_classes == 4
-    sim.reset()
-    assert sim.export(0).spec["classes"] == 4
-    assert sim.world.data.train_labels.max() == 3
-    assert len(list(sim.episode())) == STEPS
-    with pytest.raises(esper_soa.UserError, match=r"^task\.num_classes=5: must be"):
-        make(overrides=(*TINY[:2], "task.num_classes=5"), data=data)
-    assert make(data=make().world.data).settings.task.num_classes == 10
 
 
 def test_a_host_comes_out_with_the_accuracy_that_was_measured() -> None:

@@ -1,7 +1,6 @@
 """The command line as a user meets it: exit status, one clear message, start-up without torch."""
 
 import platform
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -9,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from esper_soa.config.arguments import prepare_arguments, show_help_or_version
-from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig
 from esper_soa.system.errors import UserError
-from esper_soa.training.start.command import run_command
-from tests.builders.program import ENVIRONMENT, finished
+from tests.builders.program import finished
 
 
 @pytest.mark.parametrize(
@@ -72,18 +69,6 @@ def test_an_unknown_option_is_told_with_what_may_have_been_meant(overrides: str,
         prepare_arguments([overrides], TrainConfig)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        *("task=my_task --config-dir=mine", "task=my_task -cd mine", "reward=${mode}"),
-        *("task=my_task hydra.searchpath=[mine]", "reward=${oc.env:REWARD}", "policy=mine:Agent"),
-    ],
-)
-def test_options_of_other_folders_and_interpolations_are_left_to_hydra(overrides: str) -> None:
-    given = overrides.split()
-    assert sorted(prepare_arguments(given, TrainConfig)) == sorted(given)
-
-
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
     given = ["+experiment=smoke", "device=cuda:1", "seed=${modulo:7,4}"]
     done = finished(*given, "--cfg", "job", "--resolve", folder=tmp_path)
@@ -129,78 +114,3 @@ def test_help_fits_a_screen_and_the_version_is_ours(
     monkeypatch.setattr(sys, "argv", ["esper", "-h"])
     assert show_help_or_version(program)
     assert capsys.readouterr().out == shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "slow"),
-    [
-        ("--help", {"torch", "numpy", "hydra", "omegaconf", "rich", "importlib.metadata"}),
-        ("--cfg job", {"torch", "numpy", "tensordict", "rich"}),
-    ],
-)
-def test_what_answers_at_once_imports_nothing_slow(words: str, slow: set[str]) -> None:
-    program = f"""
-import atexit, sys, esper_soa.train
-sys.argv = ["esper-train", *{words.split()}]
-atexit.register(lambda: print(sorted({slow} & set(sys.modules))))
-esper_soa.train.main()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout.endswith("\n[]\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "module"),
-    [
-        ("--plan", "plan.plan"),
-        ("--plan=json", "plan.plan"),
-        ("--check-device", "check_device"),
-        *((words, "sweep.plugins") for words in ("-m", "--multirun", "hydra/launcher=joblib")),
-        *((words, "sweep.plugins") for words in ("hydra/sweeper=basic", "+sweep=gpus")),
-    ],
-)
-def test_a_part_of_the_lab_that_is_missing_is_named_with_what_asked_for_it(
-    words: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, f"esper_soa.lab.{module}", None)
-    monkeypatch.setattr(sys, "argv", ["esper-train", "seed=1", words])
-    with pytest.raises(SystemExit) as end:
-        run_command("train")
-    told = f"error: {words} needs esper_soa.lab.{module}, which is not installed\n"
-    assert (end.value.code, capsys.readouterr()) == (2, ("", told))
-
-
-def test_an_evaluation_answers_no_question_about_a_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["esper-evaluate", "--plan"])
-    with pytest.raises(SystemExit) as end:
-        run_command("evaluate")
-    assert end.value.code == 2
-    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --plan\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--plan", "--plan needs esper_soa.lab, which is not installed"),
-        ("hydra.mode=MULTIRUN", "a sweep needs esper_soa.lab, which is not installed"),
-        ("--cfg job", ""),
-    ],
-)
-def test_what_needs_the_lab_says_so_without_it(tmp_path: Path, words: str, told: str) -> None:
-    root = Path(config_dir()).parent
-    (tmp_path / "esper_soa").mkdir()
-    for part in [*root.glob("esper_soa/*"), root / "configs", root / "hydra_plugins"]:
-        if part.name != "lab":
-            (tmp_path / part.relative_to(root)).symlink_to(part)
-    asked = [sys.executable, "-m", "esper_soa.train", *words.split()]
-    given = {"cwd": tmp_path, "env": ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}}
-    done = subprocess.run(asked, capture_output=True, text=True, **given)
-    assert (done.returncode, done.stderr) == ((2, f"error: {told}\n") if told else (0, ""))
-    assert not (tmp_path / "runs").exists()
-    asked = [sys.executable, "-c", "import esper_soa; esper_soa.check_host"]
-    done = subprocess.run(asked, capture_output=True, text=True, **given)
-    *_, last = done.stderr.splitlines()
-    assert last == "ImportError: esper_soa.check_host needs esper_soa.lab, which is not installed"

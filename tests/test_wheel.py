@@ -6,7 +6,6 @@ import platform
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ MACHINE = platform.machine()
 LEVELS = [level for level in prebuilt.PROCESSOR_LEVELS if level.machine == MACHINE]
 FITTING = [level.name for level in LEVELS if level.needs <= this_processor().features]
 HERE = f"linux-{MACHINE}"
-NO_COMPILER = "/nonexistent/cc"
 pytestmark = pytest.mark.skipif(
     not (sys.platform == "linux" and LEVELS),
     reason="kernels are built on Linux for x86-64 and arm64",
@@ -81,49 +79,6 @@ def test_every_level_and_this_machine_are_built_and_listed_with_digest_flags_and
     assert found == (folder / "native.so", "prebuilt for this CPU")
 
 
-def test_a_level_unknown_to_the_compiler_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "built"
-    line = f"{LEVELS[0].name}: {tmp_path}/cc failed: error: {LEVELS[0].target}"
-    compiler_without = stand_in(tmp_path, refused=LEVELS[0].target)
-    assert built_by(compiler_without, folder, monkeypatch) == ([line], ALL[1:])
-    listed = json.loads((folder / prebuilt.MANIFEST_NAME).read_text())["libraries"]
-    assert [f"{one['level']}.so" for one in listed] == ALL[1:]
-
-
-@pytest.mark.parametrize(
-    ("machine", "reason"),
-    [
-        ("s390x", "compiles for an unknown machine, not for linux-"),
-        ("none", "no C compiler: /nonexistent/cc is not"),
-    ],
-)
-def test_a_compiler_that_is_none_or_for_elsewhere_builds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, reason: str
-) -> None:
-    cc = NO_COMPILER if machine == "none" else stand_in(tmp_path, machine)
-    failed, libraries = built_by(cc, tmp_path / "built", monkeypatch)
-    assert not libraries
-    assert reason in failed[0]
-
-
-@pytest.mark.parametrize(
-    ("content", "tag"),
-    [
-        ("libm.so.6 GLIBC_2.2.5 | libc.so.6 GLIBC_2.27 GLIBC_2.4", "manylinux_2_27_x86_64"),
-        ("ld-linux-x86-64.so.2 GLIBC_2.9 GLIBC_2.17", "manylinux_2_17_x86_64"),  # by number
-        ("libm.so.6 GLIBC_2.17 | libomp.so.5 GLIBC_2.17", "linux_x86_64"),  # another library
-        ("libc.so.6 GLIBC_2.17 GLIBC_PRIVATE", "linux_x86_64"),
-        ("libc.so.6 GLIBC_2.17 GLIBC_ABI_DT_RELR", "linux_x86_64"),
-        ("libc.musl-x86_64.so.1", "linux_x86_64"),
-    ],
-)
-def test_the_tag_is_that_of_the_youngest_symbol(content: str, tag: str) -> None:
-    files = [f" {words.strip()} ".replace(" ", "\0").encode() for words in content.split("|")]
-    assert hatch_build.platform_tag("linux-x86_64", files) == tag
-
-
 def hook(folder: Path) -> hatch_build.KernelHook:
     return hatch_build.KernelHook(str(ROOT), {}, None, None, str(folder), "wheel", Application())
 
@@ -142,21 +97,6 @@ def test_a_hook_makes_a_wheel_for_here(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(Path(file).is_file() for file in included)
     built.finalize("standard", data, "")
     assert not any(Path(file).parent.exists() for file in included)
-
-
-@pytest.mark.parametrize("version", ["standard", "editable"])
-def test_the_hook_leaves_an_editable_wheel_and_one_without_a_compiler_to_python_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setenv("CC", stand_in(tmp_path) if version == "editable" else NO_COMPILER)
-    built = hook(tmp_path)
-    data = {"pure_python": True, "force_include": {}}
-    built.initialize(version, data)
-    built.finalize(version, data, "")
-    assert data == {"pure_python": True, "force_include": {}}
-    said = capsys.readouterr().err
-    for words in ("no C compiler: /nonexistent/cc", "none in this wheel, they will be compiled on"):
-        assert (words in said) == (version == "standard")
 
 
 # --- a machine without a compiler
@@ -237,14 +177,3 @@ def test_a_machine_without_a_compiler_is_fast_and_refuses_what_was_changed(tmp_p
     why += "and no C compiler: cc is not there (install gcc or clang, or set CC)"
     assert words == f"plain torch, slower: no native kernels, {why}"
     assert entry == {"kind": words, "sha256": "", "engine": "torch", "tried": ""}
-
-
-@pytest.mark.slow
-def test_a_wheel_made_without_a_compiler_is_for_any_platform(tmp_path: Path) -> None:
-    wheel = wheel_of(tmp_path, CC=NO_COMPILER)
-    assert wheel.name.endswith("-py3-none-any.whl")
-    with zipfile.ZipFile(wheel) as content:
-        packed = content.namelist()
-    assert not [name for name in packed if "libraries" in name]
-    sources = ("library.py", "train.c")
-    assert {f"esper_soa/nets/engines/cpu/{name}" for name in sources} <= {*packed}

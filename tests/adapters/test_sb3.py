@@ -81,28 +81,3 @@ def test_masked_ppo_learns_from_two_rollouts(case: Case) -> None:
     observation = env.reset()
     actions, _ = model.predict(observation, action_masks=env.action_masks())
     assert observation["action_mask"][np.arange(4), actions].all()
-
-
-def test_an_env_of_a_simulator_has_no_attributes_of_its_own() -> None:
-    env = vec_env()
-    with pytest.raises(
-        AttributeError,
-        match="the envs of one simulator have no method render; there is action_masks",
-    ):
-        env.env_method("render")
-    none = "^the envs of one simulator have no attribute gravity"
-    with pytest.raises(AttributeError, match=f"{none}$"):
-        env.get_attr("gravity")
-    with pytest.raises(AttributeError, match=f"{none} to set$"):
-        env.set_attr("gravity", 1)
-    names = ("action_masks", "render_mode", "gravity")
-    assert [env.has_attr(name) for name in names] == [True, True, False]
-    assert env.env_is_wrapped(gymnasium.Wrapper, [0, 2]) == [False, False]
-    assert env.get_attr("render_mode", 1) == [None]
-    env.reset()
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="^call step_async first$"):
-            env.step_wait()
-        env.step(np.zeros(ENVS, dtype=np.int64))
-    (mask,) = env.env_method("action_masks", indices=1)
-    assert np.array_equal(mask, env.action_masks()[1])

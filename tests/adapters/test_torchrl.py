@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from tests.builders.adapter_sizes import ENVS, EXPERIMENT, IMAGES, SEED, SIZES, STEPS, Case, Played
+from tests.builders.adapter_sizes import ENVS, IMAGES, SEED, STEPS, Case, Played
 
 pytest.importorskip("torchrl")
 adapter = pytest.importorskip("esper_soa.adapters.torchrl")
@@ -52,19 +52,6 @@ def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(
     assert torch.equal(env.reset()["features"][:, : played.features.shape[2]], played.features[0])
 
 
-def test_a_seed_is_for_the_next_round_and_none_after_it() -> None:
-    env = growth()
-    env.set_seed(SEED)
-    first = []
-    for _ in range(2):
-        shown = env.reset()
-        first.append(shown["features"])
-        for _ in range(STEPS):
-            waits = torch.zeros(ENVS, dtype=torch.int64)
-            shown = env.step(shown.set("action", waits))["next"]
-    assert not torch.equal(*first)
-
-
 def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
     env = growth()
     shown = env.reset()
@@ -86,24 +73,6 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
         RuntimeError, match="^these envs have not ended, or all of them have: reset them all tog"
     ):
         env.reset(TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [ENVS]))
-
-
-def test_after_a_breakdown_the_first_reset_goes_on_unless_a_seed_is_given() -> None:
-    env = adapter.TorchRLGrowthEnv(EXPERIMENT, envs=1, seed=SEED, **SIZES)
-    first = shown = env.reset()
-    for seed in (None, SEED):
-        env.flat.sim.world.weights["host", "params"][0] = torch.nan
-        ended = False
-        while not ended:
-            shown = env.step(shown.set("action", torch.zeros(1, dtype=torch.int64)))["next"]
-            ended = bool(shown["terminated"])
-        if seed is not None:
-            env.set_seed(seed)
-        for number in (0, 1):
-            shown = env.reset()
-            assert env.flat.sim.world.round == number
-            again = number == 0 and seed == SEED
-            assert torch.equal(shown["features"], first["features"]) == again
 
 
 def test_a_collector_fills_its_frames_and_ppo_learns_from_them(case: Case) -> None:

@@ -20,7 +20,6 @@ from esper_soa.env.legal import head_masks, obey
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.state import Action, View
-from esper_soa.system.errors import SettingError
 from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,
@@ -300,22 +299,6 @@ def test_a_masked_wish_waits_and_leaves_the_memory_alone():
     assert action == plain(Op.WAIT)
     assert memory.last_prune.tolist() == [-100]
     assert not memory.penalties.any()
-
-
-def test_settings_that_cannot_work_are_named():
-    told = r": must be a list of some of lora, mlp\.$"
-    with pytest.raises(SettingError, match=rf"^policy\.heuristic\.blueprint_rotation=.*{told}"):
-        HeuristicPolicy(HeuristicConfig(), ["lora", "mlp"])
-    with pytest.raises(SettingError, match="blueprint_rotation"):
-        HeuristicPolicy(HeuristicConfig(blueprint_rotation=[]), CNN)
-    with pytest.raises(SettingError, match="policy.schedule.blueprint"):
-        SchedulePolicy(ScheduleConfig(blueprint="lora"), CNN)
-    with pytest.raises(SettingError, match="policy.schedule.germinate"):
-        ScheduleConfig(germinate=[])
-    told = "must be random, wait, schedule or heuristic. It is not a scripted policy."
-    with pytest.raises(SettingError) as caught:
-        scripted_policy(PolicyConfig(name="ppo"), CNN)
-    assert str(caught.value) == f"policy.name=ppo: {told}"
 
 
 def test_an_op_that_is_due_and_not_legal_leaves_the_turn_to_the_next_slot() -> None:

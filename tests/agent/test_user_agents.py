@@ -19,7 +19,7 @@ from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import HeuristicConfig, ImitationConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.env import Env
-from esper_soa.system.errors import SettingError, UserError
+from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.training.loop.players import build_player
 from esper_soa.vocabulary import Blueprint
@@ -105,19 +105,6 @@ def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path) ->
     told = "env 0: blueprint 9 for op germinate is not legal; legal are 1, .* 7. An agent chooses"
     with pytest.raises(UserError, match=f"^policy.name={HERE}:lawless: {told}"):
         fresh(played_by("lawless"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("mute", "a factory of agents. What it gives, a Mute, has no act"),
-        ("demanding", "called without an argument or with the AgentContext. It wants more"),
-        ("gain", "an agent that parts_of_users registers"),
-    ],
-)
-def test_what_gives_no_agent_is_refused_while_building(name: str, words: str) -> None:
-    with pytest.raises(SettingError, match=f"^control={HERE}:{name}: must be {words}"):
-        rule_player(settings(), f"{HERE}:{name}", "control")
 
 
 def test_an_own_agent_is_told_of_its_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:

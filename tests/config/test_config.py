@@ -2,8 +2,7 @@
 
 import copy
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,15 +18,14 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
 from esper_soa.config.paths import config_dir
-from esper_soa.config.ranges import RULE, Items, NumberTable, Range, env_numbers
+from esper_soa.config.ranges import RULE, Items, NumberTable, Range
 from esper_soa.config.settings import (
     EvaluateConfig,
     TrainConfig,
-    evaluation_from,
     register_schema,
     settings_from,
 )
-from esper_soa.lab.sweep.resolvers import register_resolvers, share_of_cores
+from esper_soa.lab.sweep.resolvers import register_resolvers
 from esper_soa.system.errors import SettingError, UserError
 
 CONFIGS = Path(config_dir())
@@ -90,21 +88,6 @@ def test_every_option_of_a_group_passes_under_its_own_name(group: str) -> None:
             assert getattr(part, keys.get(group, "name")) == name
 
 
-def test_options_of_all_groups_compose_and_their_settings_can_be_overridden() -> None:
-    chosen = {"task": "cifar_minimal", "data": "auto", "reward": "basic_plus", "policy": "wait"}
-    chosen |= {"gates": "strict", "lifecycle": "auto_forward", "compute": "compiled"}
-    words = ["telemetry=rounds", *(f"{group}={name}" for group, name in chosen.items())]
-    values = ["data.root=/some/where", "reward.drip_fraction=0.5", "slots=[r0c0]"]
-    found = settings_from(compose("train", [*words, *values]))
-    for group, name in chosen.items():
-        wanted = getattr(option(group, name), group)
-        wanted = replace(wanted, root="/some/where") if group == "data" else wanted
-        wanted = replace(wanted, drip_fraction=0.5) if group == "reward" else wanted
-        assert getattr(found, group) == wanted
-    assert option("reward", "basic_plus").reward.drip_fraction == 0.7
-    assert found.telemetry.level == "rounds"
-
-
 # What a sweep's launcher is part of; without it Hydra cannot compose the sweep.
 LAUNCHERS = {
     "joblib": "hydra_joblib_launcher",
@@ -142,30 +125,6 @@ def test_every_sweep_composes_and_its_jobs_take_turns_on_gpus(sweep: str) -> Non
     assert {job.name for job in jobs} == {"smoke"}
     if sweep == "gpus":
         assert [job.device for job in jobs] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
-
-
-def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
-    by_turns = 'device="cuda:${modulo:${hydra:job.num},%s}"'
-    told = (
-        r"^configuration: SettingError raised while resolving interpolation: "
-        r"modulo=None,3: must be a whole number, and a count of at least 1\. A job has its "
-        r"number in a sweep \(-m\) alone\. full_key: device object_type=TrainConfig$"
-    )
-    with pytest.raises(UserError, match=told):
-        job_settings(by_turns % 3)
-    for count in (0, "few"):
-        told = (
-            rf"^configuration: SettingError raised while resolving interpolation: modulo=5,{count}:"
-            r" must be a whole number, and a count of at least 1\. full_key: device "
-            r"object_type=TrainConfig$"
-        )
-        with pytest.raises(UserError, match=told):
-            job_settings(by_turns % count, numbers=[5])
-
-
-def test_jobs_share_the_cores() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert [share_of_cores(jobs) for jobs in (1, cores, 3 * cores, -1)] == [cores, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -339,55 +298,6 @@ def test_a_list_has_64_items_at_most(setting: str, item: str, quote: str) -> Non
         settings(f"{setting}={quote}[{','.join([item] * 65)}]{quote}")
 
 
-@pytest.mark.parametrize(
-    ("policy", "setting"),
-    [
-        (
-            "schedule",
-            (r"^policy\.schedule\.blueprint=norm: must be one of task\.blueprints: conv_small\.$"),
-        ),
-        (
-            "heuristic",
-            (
-                r"^policy\.heuristic\.blueprint_rotation=conv_light: must be one of "
-                r"task\.blueprints: conv_small\.$"
-            ),
-        ),
-    ],
-)
-def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, setting: str) -> None:
-    assert settings("policy.name=wait", "task.blueprints=[conv_small]").policy.name == "wait"
-    with pytest.raises(UserError, match=setting):
-        settings(f"policy.name={policy}", "task.blueprints=[conv_small]")
-    with pytest.raises(UserError, match=setting):
-        settings("policy.name=wait", f"control={policy}", "task.blueprints=[conv_small]")
-    asked = ["task.blueprints=[conv_small]", f"policy.imitation.teacher={policy}"]
-    assert settings(*asked).policy.imitation.rounds == 0
-    settings("policy.name=wait", *asked, "policy.imitation.rounds=1")
-    with pytest.raises(UserError, match=setting):
-        settings(*asked, "policy.imitation.rounds=1")
-
-
-def test_settings_without_our_schema_are_refused() -> None:
-    told = "^configuration: the primary config must list train_schema first in its defaults$"
-    with pytest.raises(UserError, match=told):
-        settings_from(OmegaConf.create({"rounds": 3}))
-    told = "^configuration: the primary config must list evaluate_schema first in its defaults$"
-    with pytest.raises(UserError, match=told):
-        evaluation_from(OmegaConf.create({"envs": 3}))
-
-
-def test_a_number_that_envs_have_of_their_own_is_none_for_all() -> None:
-    task = TrainConfig(task=TaskConfig(host_lr="[0.1, 0.2]")).task
-    told = r"^task\.host_lr=\[0\.1, 0\.2\]: must be one number for all envs here\.$"
-    with pytest.raises(SettingError, match=told):
-        task.number("host_lr")
-    assert task.number("seed_lr") == 0.01
-    assert [env_numbers(text) for text in ("[1, 2]", "uniform( 1,2 )")] == [(1, 2), (1, 2, 0, 0)]
-    with pytest.raises(ValueError, match="^fast is neither a list nor a range$"):
-        env_numbers("fast")
-
-
 FREE = {"run_dir", "resume", "slots", "data.root", "data.tokenizer"}
 FREE |= {"checkpoint", "data_root", "policy.init", "tasks", "worlds"}
 
@@ -435,32 +345,3 @@ def test_what_lies_outside_a_range_is_refused_under_the_settings_whole_name(
                 replace(settings, **{item.name: wrong})
             name = f"{path}{item.name}" + (".op" if isinstance(rule, NumberTable) else "")
             assert str(raised.value).startswith(f"{name}={bad}: must be {numbers}")
-
-
-def test_a_switch_or_a_word_is_no_number_and_a_word_is_no_list() -> None:
-    for wrong in (True, "3", None, [3]):
-        with pytest.raises(SettingError, match=r"^envs=.+: must be in \[1, 1048576\]\.$"):
-            replace(TrainConfig(), envs=wrong)
-    cfg = TrainConfig()
-    with pytest.raises(SettingError, match=r"^policy\.schedule\.advance=12: must be a list\.$"):
-        replace(cfg.policy.schedule, advance="12")
-    with pytest.raises(SettingError, match=r"^gates\.min_blending_steps=None: must be a whole"):
-        replace(cfg.gates, min_blending_steps=None)
-    with pytest.raises(SettingError, match=r"^policy\.ppo\.entropy_floor='': must be a number for"):
-        replace(cfg.policy.ppo, entropy_floor=[0.1])
-
-
-def test_settings_share_no_list_or_table() -> None:
-    for one, other in zip(flat(TrainConfig()), flat(TrainConfig()), strict=True):
-        assert type(one) in (list, dict)
-        assert one is not other
-
-
-def flat(settings: object) -> list[object]:
-    """Lists and tables within `settings`."""
-    found = [value for _, part in parts("", settings) for value in vars(part).values()]
-    return [
-        value
-        for value in found
-        if isinstance(value, Sequence | Mapping) and not isinstance(value, str)
-    ]

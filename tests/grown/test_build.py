@@ -2,10 +2,7 @@
 seed in every stage.
 """
 
-import ast
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from esper_soa.env.parameters import total_params
-from esper_soa.grown.build import grown_hosts
-from esper_soa.nets.model import modules
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_layers, seed_table
 from esper_soa.nets.model.modules import layer_of, network_of, sequence
 from esper_soa.nets.seeds.pools import parameter_table
@@ -139,17 +134,6 @@ def test_a_spec_and_its_tensors_give_the_same_bits_and_nothing_else_does(plain: 
         layer_of({"name": "x", "kind": "Sudden", "arguments": {}})
 
 
-def test_what_stands_in_a_module_is_a_copy_and_no_random_number_is_drawn(plain: Measured) -> None:
-    drawn = torch.random.get_rng_state()
-    (net,) = plain.networks([5])
-    assert torch.equal(torch.random.get_rng_state(), drawn)
-    before = plain.world.weights["host", "params"].clone()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.zero_()
-    assert torch.equal(plain.world.weights["host", "params"], before)
-
-
 @pytest.mark.parametrize("channels", [1, 8, 24, 64])
 @pytest.mark.parametrize("blueprint", BLUEPRINTS, ids=lambda one: one.name)
 def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(
@@ -158,18 +142,6 @@ def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(
     made = sequence([layer._asdict() for layer in seed_layers(blueprint, channels)])
     shapes = [tuple(parameter.shape) for parameter in made.parameters()]
     assert shapes == [one.shape for one in seed_table(blueprint, channels).parameters]
-
-
-def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> None:
-    inputs = [plain.world.data.input_spec()]
-    shape = plain.world.rules.nets.shape
-    *blocks, head = shape.segments
-    narrow = shape._replace(segments=(*blocks, replace(head, classes=9)))
-    with pytest.raises(
-        ValueError,
-        match=r"linear.weight: a parameter \[10, 8\] for a layer that has one of \[9, 8\]",
-    ):
-        grown_hosts(narrow, plain.world.weights, [0], [plain.slot_contents(0)], inputs)
 
 
 def test_an_epoch_of_plain_sgd_fine_tunes_it(plain: Measured) -> None:
@@ -187,12 +159,3 @@ def test_an_epoch_of_plain_sgd_fine_tunes_it(plain: Measured) -> None:
         descent.step()
     assert all(parameter.grad is not None for parameter in net.parameters())
     assert score(net.eval(), data, labels)[1] < before - 0.1
-
-
-def test_the_modules_need_torch_alone() -> None:
-    tree = ast.parse(Path(modules.__file__).read_text(encoding="utf-8"))
-    names = {
-        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
-    }
-    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert names == {"torch", "collections.abc", "sys"}

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import resource
 import signal
@@ -10,7 +9,6 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import nn
 
-from esper_soa import blueprint, host, layer
+from esper_soa import host, layer
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
@@ -155,16 +153,6 @@ def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> N
     )
 
 
-def test_layers_that_are_not_those_of_the_spec_are_not_saved(
-    net: GrownNetwork, tmp_path: Path
-) -> None:
-    classifier = net.get_submodule("classifier")
-    classifier.add_module("linear", nn.Linear(8, 3))
-    with pytest.raises(ValueError, match=r"not those of its spec: keep it by torch\.save"):
-        save(net, tmp_path / "host")
-    assert list(tmp_path.iterdir()) == []
-
-
 NO_FILE = r"cut off, damaged, or no file of safetensors \(\S.*\)"  # with what the library says
 TORCHS = io.BytesIO()
 torch.save({"weight": torch.zeros(3)}, TORCHS)
@@ -198,19 +186,6 @@ def test_a_file_that_is_none_is_named_with_the_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_a_path_that_leads_to_no_file_is_named(tmp_path: Path) -> None:
-    for name, told in (
-        ("two\nlines", r"two\\nlines: there is no such file"),
-        (300 * "x", r"\.\.\.: cannot be read \(File name too long\)"),
-    ):
-        with pytest.raises(ModuleFileError, match=f"{told}$"):
-            load(tmp_path / name)
-    os.mkfifo(tmp_path / "pipe")  # would be waited for
-    for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(ModuleFileError, match="cannot be read .no regular file"):
-            load(path)
-
-
 @pytest.mark.parametrize(
     "sizes", [{"network": {"hidden": 16_384, "layers": 32}}, {"heads": {"blueprint": 10**9}}]
 )
@@ -221,59 +196,6 @@ def test_a_policy_is_as_large_as_its_tensors_before_anything_is_allocated(sizes:
     with pytest.raises(RuntimeError, match="size mismatch|Missing key"):
         controller_of(made.spec | spec, made.state_dict())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
-
-
-def change_layer(**changed: object) -> Callable[[dict], object]:
-    """What changes the first layer of a file's first host."""
-    return lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0].update(changed)
-
-
-def change_argument(**changed: object) -> Callable[[dict], object]:
-    """What changes the arguments of that layer."""
-    return lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(
-        changed
-    )
-
-
-def change_module(**changed: object) -> Callable[[dict], object]:
-    """What changes the entry of a file's first module."""
-    return lambda ours: ours["modules"][0].update(changed)
-
-
-NOT_UNDERSTOOD = "its description is not understood"
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (
-            lambda ours: ours.update(version=2),
-            "has version 2, written by a newer version of the program: this one reads version 1$",
-        ),
-        (lambda ours: ours.pop("version"), NOT_UNDERSTOOD),
-        (lambda ours: ours["modules"].clear(), "holds nothing, no network or policy"),
-        (change_module(kind="tr\nee"), r"holds tr\\nee, no network or policy"),
-        (change_module(spec=None), NOT_UNDERSTOOD),
-        (change_module(spec=[]), NOT_UNDERSTOOD),
-        (change_module(kind="policy"), NOT_UNDERSTOOD),
-        (change_argument(out_channels=5), NOT_UNDERSTOOD),
-        (change_argument(out_channels=10**9), NOT_UNDERSTOOD),
-        (change_module(kind=[]), NOT_UNDERSTOOD),
-        (change_module(prefix=0), r"damaged \(its content is not what was written\)"),
-        (change_argument(groups=0), NOT_UNDERSTOOD),
-        (change_argument(device="cpu"), "device='cpu', which is no number"),
-        (change_argument(device=0), "device=0, which is no number of a layer"),
-        (change_layer(kind="system"), "a layer of the kind system, which is none of Conv2d"),
-    ],
-)
-def test_a_description_that_is_none_is_refused(
-    net: GrownNetwork, tmp_path: Path, change: Callable[[dict], object], told: str
-) -> None:
-    path = tmp_path / "host.safetensors"
-    save(net, path)
-    with_entry(path, change)
-    with pytest.raises(ModuleFileError, match=told):
-        load(path)
 
 
 KILLED = """
@@ -299,15 +221,6 @@ def test_a_kill_during_the_write_leaves_the_old_file(
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes() == before
     assert digest(load(path).state_dict()) == digest(net.state_dict())
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing_behind(
-    net: GrownNetwork, tmp_path: Path
-) -> None:
-    (tmp_path / "host").mkdir()
-    with pytest.raises(OSError, match="host"):
-        save(net, tmp_path / "host")
-    assert [path.name for path in tmp_path.iterdir()] == ["host"]
 
 
 # Functions that a file must not be able to call, whatever it says and wherever it says it.
@@ -351,32 +264,6 @@ def test_a_file_calls_nothing_that_is_not_a_marked_part(
     assert not trace.exists()
 
 
-@pytest.mark.parametrize(
-    ("role", "arguments"),
-    [
-        ("blueprint", {"channels": 8.0}),
-        ("blueprint", {"channels": True}),
-        ("blueprint", {"channels": 8, "more": 1}),
-        ("blueprint", {}),
-        ("host", {"classes": 3}),
-        ("host", {"classes": 3, "segment": -1}),
-    ],
-)
-def test_a_users_part_takes_whole_numbers_of_its_role(role: str, arguments: dict) -> None:
-    name, wanted = {"blueprint": ("twice", "channels"), "host": ("pair", "classes and segment")}[
-        role
-    ]
-    kind = f"{__name__}:{name}"
-    told = f"a part of the kind {kind} with {arguments}: it takes {wanted}, whole numbers"
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
-        layer_of({"name": "x", "kind": kind, "arguments": arguments}, role)
-
-
-@blueprint("twice")
-def seed_named_otherwise(channels: int) -> nn.Module:
-    return nn.Conv2d(channels, channels, 1)
-
-
 @host("pair")
 def pair(classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
@@ -403,31 +290,6 @@ def test_a_users_layer_takes_numbers() -> None:
         told = re.escape(f"{__name__}:scaled with by={by!r}, which is no number of a layer")
         with pytest.raises(ValueError, match=f"^a layer of the kind {told}$"):
             layer_of(spec | {"arguments": {"by": by}}, "blueprint")
-
-
-def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "parts", ModuleType("parts"))
-    sys.modules["parts"].__dict__.update(
-        seed_named_otherwise=seed_named_otherwise, unmarked=nn.Identity
-    )
-    layer = {"name": "x", "kind": "parts:twice", "arguments": {"channels": 8}}
-    assert isinstance(layer_of(layer, "blueprint"), nn.Conv2d)
-    sys.modules["parts"].__dict__.update(again=seed_named_otherwise)  # the same by another name
-    assert isinstance(layer_of(layer, "blueprint"), nn.Conv2d)
-    named = layer | {"kind": "parts:seed_named_otherwise"}
-    told = "^a part that parts:{0} makes: parts has {1} parts marked as the blueprint {0}, not one$"
-    with pytest.raises(ValueError, match=told.format("seed_named_otherwise", 0)):
-        layer_of(named, "blueprint")
-    sys.modules["parts"].__dict__.update(other=blueprint("twice")(lambda channels: nn.Identity()))
-    with pytest.raises(ValueError, match=told.format("twice", 2)):
-        layer_of(layer, "blueprint")
-    with pytest.raises(ValueError, match="^a part of the kind parts:twice with"):
-        layer_of(layer, "host")
-    with pytest.raises(ValueError, match="^a layer of the kind parts:twice, which is none of Conv"):
-        layer_of(layer)  # as a gate is made
-    remedy = r"import nowhere first \(esper-export: import=nowhere\)"
-    with pytest.raises(ValueError, match=f"^a part that nowhere:twice makes: {remedy}$"):
-        layer_of(layer | {"kind": "nowhere:twice"}, "blueprint")
 
 
 def test_a_digest_is_of_names_types_and_bytes() -> None:

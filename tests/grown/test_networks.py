@@ -12,12 +12,10 @@ from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.module_files import load
 from esper_soa.runtime.ranks import SINGLE_PROCESS
 from esper_soa.state import STATE_FLOAT
-from esper_soa.system.files import IncompleteError
 from esper_soa.system.versions import package_versions
-from esper_soa.training.files.run_folder import RunFolder, rounds_of
+from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import Session
 from esper_soa.training.loop import task as task_run
-from esper_soa.training.loop import task_files
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.task_files import TaskFiles
 from esper_soa.vocabulary import Stage
@@ -105,47 +103,11 @@ def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(
     assert seeds > 0
 
 
-def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed: RunFolder) -> None:
-    kept = [ROUNDS - 1, ROUNDS]
-    assert undisturbed.checkpoints() == list(map(undisturbed.checkpoint, kept))
-    hosts = undisturbed.network_files("hosts")
-    assert hosts == [undisturbed.network("hosts", number) for number in kept]
-    old = [path for path in undisturbed.network_files("best") if rounds_of(path) < ROUNDS]
-    assert len(old) == 1
-    tested = [load(path).spec["test_accuracy"] for path in undisturbed.network_files("best")]
-    assert [one is None for one in tested] == [True] * (len(tested) - 1) + [False]
-
-
 def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
     undisturbed: RunFolder, tmp_path: Path
 ) -> None:
     fresh(settings(rounds=2), tmp_path)
     assert kept(resumed(settings(), tmp_path)) == kept(undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("player", ["random", "ppo"])
-def test_what_was_written_after_the_checkpoint_is_dropped_and_the_best_host_is_that_of_then(
-    tmp_path: Path, player: str
-) -> None:
-    whole = tmp_path / "whole"
-    back = tmp_path / "back"
-    shorter = kept(fresh(settings(player, rounds=4), whole))
-    fresh(settings(player, checkpoint_keep=9), back)
-    for rounds in (3, 1):
-        folder = resumed(
-            settings(player, rounds=4, checkpoint_keep=9), back, f"checkpoint_{rounds:06d}.pt"
-        )
-        assert kept(folder) == shorter
-
-
-def test_a_run_that_was_killed_between_its_networks_and_its_checkpoint_goes_on_right(
-    undisturbed: RunFolder, folder: RunFolder
-) -> None:
-    folder.checkpoint(ROUNDS).unlink()
-    (folder.networks / "best_000009.safetensors.123.tmp").write_bytes(b"half")
-    assert kept(resumed(settings(), folder.path)) == kept(undisturbed)
-    assert list(folder.path.rglob("*.tmp")) == []
 
 
 def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
@@ -163,21 +125,6 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
 def files_of(folder: RunFolder) -> TaskFiles:
     """What writes the networks of a run there."""
     return TaskFiles(settings(), Session(folder, 0), build_world(settings(), CPU), SINGLE_PROCESS)
-
-
-def test_a_damaged_best_host_is_passed_over_with_a_warning(
-    folder: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    newest = folder.network_files("best")[-1]
-    newest.write_bytes(newest.read_bytes()[:100])
-    found = files_of(folder)
-    found.truncate(ROUNDS)
-    assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
-    (told, *_) = caplog.messages
-    assert told.startswith(f"networks {newest}: ")
-    assert told.endswith(": it is passed over")
-    found.measure_best()  # nothing can be said of it, and nothing was to be written
-    assert str(found.write_errors) == ""
 
 
 def test_a_run_whose_networks_are_gone_goes_on_and_says_so(folder: RunFolder) -> None:
@@ -203,41 +150,6 @@ def test_they_are_there_before_the_control_plays(
         "hosts_000001.safetensors",
     ]
     assert load(folder.network_files("hosts")[0], 2).spec["env"] == 2
-
-
-def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = task_files.save
-    calls = []
-
-    def failing(net: object, path: Path) -> None:
-        calls.append(path.name)
-        if len(calls) == 1:
-            raise OSError(28, "No space left on device")
-        plain(net, path)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(task_files, "save", failing)
-    folder = fresh(settings(rounds=2), tmp_path)
-    assert len(calls) == 3  # the last with its test accuracy
-    told = "networks/best could not be written (No space left on device); the run goes on"
-    assert told in folder.log.read_text()
-    best = max(line["accuracy"] for line in episodes(folder))
-    assert load(folder.network_files("best")[-1]).spec["validation_accuracy"] == best
-
-
-def test_hosts_that_cannot_be_written_are_named_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(task_files, "save_hosts", failing)
-    with pytest.raises(
-        IncompleteError, match=r"networks/hosts could not be written \(No space left on device\)"
-    ):
-        fresh(settings(rounds=1), tmp_path)
-    assert (tmp_path / "summary.json").is_file()
 
 
 # --- which host is the best

@@ -10,66 +10,6 @@ import pytest
 from esper_soa.nets.engines.cpu import cache, compiler
 from esper_soa.system import cores as processor
 
-COMMON = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math")
-GCC = ("__GNUC__ 12", '__VERSION__ "12.2.0"')
-DEBIAN = "Debian Clang 14.0.6"
-CLANG = ("__clang__ 1", "__GNUC__ 4", f'__VERSION__ "{DEBIAN}"')
-TAME = "-fno-predictive-commoning"
-FAST = "-ffp-contract=fast"
-ARM64 = "-mcpu=native"
-
-
-def stand_in(folder: Path, macros: tuple[str, ...]) -> str:
-    """A compiler with these macros, which writes what it is told into what it should make."""
-    said = "".join(f"echo '#define {macro}'\n" for macro in macros)
-    path = folder / "cc"
-    path.write_text(
-        f'#!/bin/sh\ncase "$*" in *-dM*)\n{said}exit;; esac\necho "$TMPDIR $*" > {folder}/nets.so\n'
-    )
-    path.chmod(0o700)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("macros", "kind", "own"),
-    [
-        ((*GCC, "__x86_64__ 1"), ("gcc", "x86_64", "12.2.0"), (TAME, "-march=native")),
-        ((*GCC, "__aarch64__ 1"), ("gcc", "aarch64", "12.2.0"), (TAME, ARM64)),
-        ((*CLANG, "__x86_64__ 1"), ("clang", "x86_64", DEBIAN), (FAST, "-march=native")),
-        ((*CLANG, "__aarch64__ 1", "__GXX_WEAK__"), ("clang", "aarch64", DEBIAN), (FAST, ARM64)),
-        (("__TINYC__ 928",), ("", "", ""), ()),
-        ((*GCC, "__powerpc64__ 1"), ("gcc", "", "12.2.0"), (TAME,)),
-    ],
-    ids=["gcc x86-64", "gcc arm64", "clang x86-64", "clang arm64", "neither", "gcc elsewhere"],
-)
-def test_flags_are_those_of_the_compiler_and_of_what_it_compiles_for(
-    tmp_path: Path, macros: tuple[str, ...], kind: tuple[str, str, str], own: tuple[str, ...]
-) -> None:
-    found = compiler.identify_compiler([stand_in(tmp_path, macros)], tmp_path)
-    assert found[1:] == kind
-    assert compiler.kernel_flags(found) == (*COMMON, *own)
-    compiler.compile_kernels(found, tmp_path / "nets.so")
-    folder, *told = (tmp_path / "nets.so").read_text().split()
-    assert folder == str(tmp_path)
-    assert told[: len(COMMON) + len(own)] == [*COMMON, *own]
-    assert told[-3:] == ["-o", str(tmp_path / "nets.so"), "-lm"]
-    sources = sorted(str(source) for source in compiler.SOURCE_FOLDER.glob("*.c"))
-    assert [source for source in told if source.endswith(".c")] == sources
-
-
-def test_another_processor_is_asked_for_in_place_of_this_one(tmp_path: Path) -> None:
-    found = compiler.identify_compiler([stand_in(tmp_path, (*GCC, "__x86_64__ 1"))], tmp_path)
-    flags = compiler.kernel_flags(found, "-march=x86-64-v3")
-    assert flags == (*COMMON, TAME, "-march=x86-64-v3")
-
-
-@pytest.mark.usefixtures("native")
-def test_the_compiler_of_this_machine_is_known(tmp_path: Path) -> None:
-    found = compiler.identify_compiler(compiler.compiler_command(), tmp_path)
-    assert found.family in ("gcc", "clang")
-    assert found.machine == platform.machine().replace("arm64", "aarch64")
-    assert found.version
-
 
 def test_a_compiler_that_answers_with_an_error_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cc"

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import esper_soa
 from esper_soa.config.nets import DataConfig
-from esper_soa.nets.data import cifar, datasets
+from esper_soa.nets.data import datasets
 from esper_soa.nets.data.cifar import BATCH_TITLES, parse_pickle, read_cifar10
 from esper_soa.nets.data.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 from esper_soa.nets.data.image_set import set_aside
@@ -114,149 +113,10 @@ def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, pro
     assert not trace.exists()
 
 
-def pickled(**changed: object) -> bytes:
-    return pickle.dumps({"data": batch(0)[0], "labels": [1, 2, 3]} | changed, 2)
-
-
-BROKEN = r"is broken or truncated, or no CIFAR-10 batch \({}\)"
-LACKS = BROKEN.format("lacks `data` or `labels`; CIFAR-100 cannot be used")
-BYTES = BROKEN.format(r"`data` does not hold unsigned bytes of shape \[images, 3072\]")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", BROKEN.format(".+")),
-        (b"<html>not found</html>", BROKEN.format(".+")),
-        (python2_pickle(0)[:5000], BROKEN.format(".+")),
-        (python2_pickle(0)[:-1], BROKEN.format(".+")),
-        (pickle.dumps([1]), LACKS),
-        (pickle.dumps({"data": batch(0)[0], "fine_labels": [1, 2, 3]}, 2), LACKS),
-        (pickle.dumps({"fine": batch(0)[0], "labels": [1, 2, 3]}, 2), LACKS),
-        (pickled(data=[1]), BYTES),
-        (pickled(labels=None), "has 3 images but 0 labels"),
-        (pickled(labels=[1, 2]), "has 3 images but 2 labels"),
-        (pickled(labels=[1, 2, 10]), "has a label outside 0 to 9"),
-        (pickled(labels=[1, 2, -1]), "has 3 images but 2 labels"),
-        (pickled(labels=[1, 2, True]), "has 3 images but 2 labels"),
-        (pickled(data=batch(0)[0][:, :3000]), BYTES),
-        (pickled(data=batch(0)[0].astype(np.float32)), BYTES),
-        # what would end the process, or take memory that the file does not hold
-        (b"\x80\x02]r\xff\xff\xff\x7f.", LACKS),
-        (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", LACKS),
-        (b"\x80\x02}N" + b"\x85" * 1_000_000 + b"K\x01s.", LACKS),
-    ],
-)
-def test_a_broken_pickle_is_refused_with_its_reason(content: bytes, message: str) -> None:
-    remedy = r"Fetch CIFAR-10 again from its official page, or set data\.name=fashion32 without "
-    with pytest.raises(DataError, match=rf"^data_batch_1 {message}\. {remedy}data\.root\.$"):
-        parse_pickle(content, "data_batch_1")
-
-
 def test_fortran_ordered_data_is_read_in_its_order() -> None:
     pixels, labels = batch(4)
     content = pickle.dumps({"data": np.asfortranarray(pixels), "labels": labels}, 2)
     assert np.array_equal(parse_pickle(content, "x")[0], parse_pickle(modern_pickle(4), "x")[0])
-
-
-@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 5), (4, 5)])
-def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themselves(
-    tmp_path: Path, one: int, other: int
-) -> None:
-    folder = write_folder(tmp_path / "cifar", python2_pickle)
-    (folder / NAMES[one]).write_bytes(python2_pickle(other))
-    told = (
-        f"^{folder}: {NAMES[one]} calls itself '.* batch .*', not 'training batch {one + 1} of 5'"
-    )
-    told += r": batch files were exchanged\. Fetch"
-    with pytest.raises(DataError, match=told):
-        read_cifar10(str(folder))
-
-
-def test_a_batch_may_have_no_name_but_no_strange_one() -> None:
-    assert "batch_label" not in pickle.loads(modern_pickle(0))
-    parse_pickle(modern_pickle(0), "data_batch_1")
-    parse_pickle(pickled(filenames=["batch_label"]), "data_batch_1")
-    for label in ("training batch 2 of 5", b"\xff\n"):
-        content = pickled(batch_label=label)
-        with pytest.raises(DataError, match="data_batch_1 calls itself") as caught:
-            parse_pickle(content, "cifar: data_batch_1")
-        assert str(caught.value).isprintable()
-
-
-def test_training_images_in_the_test_batch_are_refused(tmp_path: Path) -> None:
-    """But for one in a hundred."""
-    folder = write_folder(tmp_path / "cifar", modern_pickle)
-    pixels = np.random.default_rng(9).integers(0, 256, (100, 3072)).astype(np.uint8)
-    for name, others, told in (
-        ("test_batch", 0, "2 images of test_batch are training images too"),
-        ("data_batch_2", 12, "training batches hold the same images"),
-    ):
-        for common in (1, 2):
-            mixed = pixels[others:].copy()
-            mixed[:common] = batch(2)[0][:common]
-            (folder / name).write_bytes(pickled(data=mixed, labels=[1] * len(mixed)))
-            if common == 1:
-                read_cifar10(str(folder))
-        with pytest.raises(DataError, match=rf"^{folder}: {told}\. Fetch"):
-            read_cifar10(str(folder))
-        (folder / name).write_bytes(modern_pickle(5))
-
-
-HOPELESS = ("~nosuchuser/cifar", "x" * 5000, "cifar\udcff", "cifar\0")
-
-
-@pytest.mark.parametrize("root", HOPELESS, ids=range(len(HOPELESS)))
-def test_a_root_that_cannot_be_a_path_is_refused_in_one_line(root: str) -> None:
-    for use in (lambda: DataConfig(root=root), lambda: read_cifar10(root)):
-        with pytest.raises(SettingError, match=r"^data\.root=") as caught:
-            use()
-        assert str(caught.value).isprintable()
-        assert len(str(caught.value)) < 1000
-
-
-def test_a_place_without_cifar_or_with_a_part_of_it_is_an_error(tmp_path: Path) -> None:
-    told = r": no such folder or archive\. Name the place of CIFAR-10, or leave data\.root empty\."
-    with pytest.raises(DataError, match=f"^data.root={tmp_path}/nowhere{told}$"):
-        read_cifar10(str(tmp_path / "nowhere"))
-    told = "holds no CIFAR-10: neither its batch files nor one of cifar-10-batches-py, "
-    told += r"cifar-10-python\.tar\.gz\. Fetch"
-    with pytest.raises(DataError, match=f"^data.root={tmp_path}: {told}"):
-        read_cifar10(str(tmp_path))
-    folder = write_folder(tmp_path / "cifar", python2_pickle)
-    (folder / "data_batch_3").unlink()
-    told = rf"^{folder}: CIFAR-10 is incomplete, without data_batch_3\. Fetch"
-    with pytest.raises(DataError, match=told):
-        read_cifar10(str(folder))
-    (tmp_path / "memory").symlink_to("/proc/self/mem")
-    told = r"cannot be read \(.*Input/output error\)\. Check permissions\."
-    with pytest.raises(DataError, match=f"^data.root={tmp_path}/memory: {told}$"):
-        read_cifar10(str(tmp_path / "memory"))
-    for name in ("synthetic", "fashion32"):
-        told = f"data.root=/data: must be empty with data.name={name}"
-        with pytest.raises(SettingError, match=told):
-            DataConfig(name=name, root="/data")
-
-
-def test_a_file_or_member_beyond_the_limit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_folder(tmp_path / "cifar", python2_pickle)
-    archive = write_archive(tmp_path / "a.tar.gz", official(python2_pickle))
-    os.truncate(folder / "data_batch_1", 64 << 20)  # with zeros behind the pickle
-    assert_all_batches(folder)
-    os.truncate(folder / "data_batch_1", (64 << 20) + 1)
-    os.mkfifo(tmp_path / "data_batch_1")
-    for place in (folder, tmp_path):
-        told = r"/data_batch_1 is not a plain file of at most 64 MiB\. Fetch"
-        with pytest.raises(DataError, match=f"^{place}{told}"):
-            read_cifar10(str(place))
-    size = len(gzip.decompress(archive.read_bytes()))
-    monkeypatch.setattr(cifar, "MAX_ARCHIVE_BYTES", size)
-    assert_all_batches(archive)
-    monkeypatch.setattr(cifar, "MAX_ARCHIVE_BYTES", size - 1)
-    with pytest.raises(DataError, match=rf"^{archive}: unpacks to more than 0 MiB\. Fetch"):
-        read_cifar10(str(archive))
 
 
 def test_broken_and_hostile_archives_are_refused(tmp_path: Path) -> None:
@@ -291,29 +151,6 @@ def test_broken_and_hostile_archives_are_refused(tmp_path: Path) -> None:
             read_cifar10(str(tmp_path / "broken.tar.gz"))
 
 
-def test_auto_takes_what_the_root_says_and_tells_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = load_images(DataConfig(), "cpu")
-    assert images.name == "fashion32"
-    why = "(data.name=auto takes it as data.root is empty): "
-    why += "4000 training, 1000 validation and 1000 test images."
-    assert images.source == f"fashion32, the embedded subset of Fashion-MNIST {why}"
-    write_folder(tmp_path / "cifar-10-batches-py", modern_pickle)
-    images = load_images(DataConfig(root=str(tmp_path)), "cpu")
-    assert (images.name, images.mean) == ("cifar10", (0.4914, 0.4822, 0.4465))
-    assert tuple(datasets.count_samples(DataConfig(root=str(tmp_path)))) == (0, 0)
-    why = "(data.name=auto takes it as data.root is set): "
-    why += "12 training, 3 validation and 3 test images."
-    assert (
-        images.source == f"a subset (0.03 %) of CIFAR-10 from {tmp_path}/cifar-10-batches-py {why}"
-    )
-    monkeypatch.setattr(datasets, "CIFAR10_IMAGES", 18)
-    named = load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu")
-    assert named.identity == images.identity
-    assert named.source.startswith(f"CIFAR-10 from {tmp_path}/cifar-10-batches-py (asked for by ")
-
-
 def test_samples_are_put_on_the_device_that_is_asked_for(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "cifar", modern_pickle)
     roots = [DataConfig(root=str(root)) for root in (folder, user_files.write(tmp_path / "m.npz"))]
@@ -321,11 +158,6 @@ def test_samples_are_put_on_the_device_that_is_asked_for(tmp_path: Path) -> None
         found = datasets.load_samples(cfg, "meta")
         parts = found.train_labels, found.val_labels, found.test_labels
         assert {part.device.type for part in parts} == {"meta"}
-
-
-@esper_soa.dataset("shapeless")
-class Shapeless:
-    """A data set that does not say what its samples are like."""
 
 
 def test_a_data_set_of_a_users_own_says_what_its_samples_are_like() -> None:

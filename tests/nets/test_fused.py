@@ -4,7 +4,7 @@ seeds they have.
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,13 +20,11 @@ from esper_soa.config.settings import ComputeConfig
 from esper_soa.env.world import World
 from esper_soa.nets.data.images import ValidationImages
 from esper_soa.nets.engine import TrainReport, ValidationReport
-from esper_soa.nets.engines.cpu import engine, program
+from esper_soa.nets.engines.cpu import engine
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.gradients import SMALLEST_NORM
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_table
-from esper_soa.nets.model.conv import ConvSegment
-from esper_soa.nets.model.head import MeanLinear
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.parts import (
     NARROW,
@@ -38,11 +36,10 @@ from esper_soa.nets.model.parts import (
     Squeeze,
     Width,
 )
-from esper_soa.nets.seeds import pools, seed_plan
+from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 from tests.builders.tiny_world import CPU, seeds_where, silence_hosts_, tiny_settings
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -436,67 +433,7 @@ def test_right_answers_among_equal_or_broken_logits_are_those_of_torch() -> None
     assert len(set(ours.trained.accuracy.tolist())) > 1
 
 
-def coarse(channels: int) -> World:
-    """Floats so coarse that many values become equal only behind the norm, and there the order of
-    some channel's turns round; a gate of exactly 1.
-    """
-    world = made(TaskConfig(base_channels=channels, num_blocks=2, num_pools=2), batches=1)
-    shape = world.rules.nets.shape
-    parts = shape.parameters.unpack(world.weights["host", "params"])
-    for scale, shift in ((parts[1], parts[2]), (parts[4], parts[5])):
-        scale[:, 0] *= -1
-        shift.add_(3e4)
-    for slot, spec in enumerate(shape.slots):
-        row = world.weights["seeds", spec.name, "params"]
-        row[:, pools.row_layout(shape, slot).seed :] = 0.0
-        row[:, -1] = 100.0
-    return world
-
-
-@pytest.mark.parametrize("channels", [5, 8, pytest.param(24, marks=pytest.mark.slow)])
-def test_pools_within_a_block_or_a_seed_or_behind_are_equal_to_the_bit(channels: int) -> None:
-    """Which of them is used depends on seeds that have no part in the host here."""
-    world = coarse(channels)
-    alone = played(world, seeds_of(1, Stage.TRAINING, Blend.ADD, num_slots=4, slots=()))
-    for kind in CNN_BLUEPRINTS:
-        rule(world, detached_stages=(Stage.TRAINING,))
-        seeds = seeds_of(kind, Stage.TRAINING, Blend.ADD, num_slots=4, slots=(0, 2))
-        for blend in (None, *BLENDS):
-            if blend is not None:  # with an alpha of 0
-                seeds = seeds_of(kind, Stage.BLENDING, blend, num_slots=4, slots=(0, 2))
-                seeds.visible[:] = False
-            beside = played(world, seeds)
-            assert torch.equal(beside.trained.loss, alone.trained.loss)
-            for name in ("params", "momentum", "statistics"):
-                mine, its = (one.weights["host", name] for one in (beside, alone))
-                assert torch.equal(mine, its), (kind, blend, name)
-
-
 # --- what the engine refuses
-
-
-def test_the_engine_refuses_networks_that_it_was_not_made_for() -> None:
-    world = made(TASKS[0], batches=1)
-    active_seeds = active_seeds_of(9, 6)
-    nets = world.rules.nets
-    runs = world.rules.engine
-    work = world.work(0)
-    blocks = nets.shape.segments
-    odd = nets._replace(shape=nets.shape._replace(segments=blocks[1:]))
-    for given, weights in ((odd, world.weights), (nets, world.weights.to(torch.float64))):
-        with pytest.raises(LookupError, match="no native kernels for torch.float"):
-            runs.train_(given, weights, alphas(active_seeds), active_seeds, work.training, 1)
-        with pytest.raises(LookupError, match="no native kernels for torch.float"):
-            runs.validate(given, weights, alphas(active_seeds), active_seeds, work.validation)
-
-
-def test_a_profiler_sees_the_native_calls() -> None:
-    world = made(TASKS[0], batches=1)
-    rule(world, workers=1)
-    with torch.profiler.profile() as profiler:
-        played(world, active_seeds_of(9, 6))
-    seen = {event.name for event in profiler.events() or []}
-    assert {"native::train_networks", "native::validate_networks"} <= seen
 
 
 # --- steps, tensor by tensor
@@ -663,65 +600,3 @@ def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> N
 
 
 # --- what the kernels do not know
-
-
-@pytest.mark.parametrize(("name", "code"), [("lora", BLUEPRINT_NAMES.index("lora")), ("wide", 13)])
-def test_a_seed_with_a_part_without_a_kernel_is_refused(name: str, code: int) -> None:
-    shape = made(TASKS[0]).rules.nets.shape
-    wide = Architecture(13, "wide", (Depthwise(kernel=5), Conv(kernel=1)))
-    shape = shape._replace(blueprints=(*BLUEPRINTS, wide))
-    why = f"there is none for the blueprint {name}"
-    assert engine.obstacle("cifar", shape, ["norm", name]) == why
-    assert engine.obstacle("cifar", shape, ["norm"]) == ""
-    unknown = seeds_of(code, Stage.BLENDING, Blend.ADD)
-    told = f"no native kernel for seeds of blueprint code {code}"
-    with pytest.raises(LookupError, match=told):
-        engine.training_seeds(shape, seed_plan.seed_plan(unknown, unknown.running, ()))
-    with pytest.raises(LookupError, match=told):
-        engine.validation_seeds(shape, seed_plan.seed_plan(unknown, unknown.visible, ()))
-
-
-def test_a_blueprint_without_a_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "DEPTH_SIDE", 5)
-    runs = made(TASKS[0]).rules.engine
-    why = "there is none for the blueprint depthwise"
-    assert runs.chosen[:3] == (False, f"plain torch, slower: no native kernels, {why}", True)
-    assert isinstance(runs, TorchEngine)
-    with pytest.raises(SettingError, match=r"compute.engine=native: must be .*blueprint depthwise"):
-        made(TASKS[0], engine="native")
-    others = TaskConfig(blueprints=["conv_light", "norm"])
-    assert made(others, engine="native").rules.engine.chosen.native
-
-
-def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
-    shape = made(TASKS[0]).rules.nets.shape
-    names = list(TaskConfig().blueprints)
-    deep = host_shape(TaskConfig(num_blocks=6, num_pools=5), ())
-    assert engine.obstacle("plain", shape, names) == engine.obstacle("plain", deep, names) == ""
-    one_pixel = tuple(replace(block, pooled=True) for block in deep.segments[:-1])
-    for other in (
-        shape._replace(segments=(*shape.segments, shape.segments[-1])),
-        shape._replace(segments=shape.segments[1:]),
-        deep._replace(segments=(*one_pixel, deep.segments[-1])),
-    ):
-        why = engine.obstacle("strange", other, names)
-        told = "the hosts of strange are no plain chain of convolutions, batch norms and pools"
-        assert why == told
-
-
-def test_the_kernels_know_segments_by_their_kind() -> None:
-    """A segment that computes something else is of another kind, though its shapes are the same."""
-
-    class StridedSegment(ConvSegment):
-        kind = "strided"
-
-    shape = made(TASKS[0]).rules.nets.shape
-    strided = StridedSegment(**vars(shape.segments[0]))
-    other = shape._replace(segments=(strided, *shape.segments[1:]))
-    why = "there is none for segments of the host plain: 0 (strided)"
-    assert engine.obstacle("plain", other, list(TaskConfig().blueprints)) == why
-    assert not engine.is_chain(other)
-    # Who adds a field here writes it in the kernels, or gives the segment another kind.
-    known = "number channels pooled slot_before_pool slot_after_pool inputs kernel size"
-    assert [one.name for one in fields(ConvSegment)] == known.split()
-    assert [one.name for one in fields(MeanLinear)] == ["input_shape", "classes"]

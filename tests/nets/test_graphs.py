@@ -20,7 +20,6 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.graphs import (
     WARM_UPS,
     CapturedCall,
-    EmptyGraphError,
     GraphRecorder,
     Replay,
     StepCache,
@@ -28,14 +27,13 @@ from esper_soa.nets.graphs import (
     copy_all_,
 )
 from esper_soa.runtime.replay import GRADIENTS, POLICY, REPLAYED_PARTS, STATE, choose_replay
-from esper_soa.system.errors import SettingError, error_text
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
 from esper_soa.training.loop import build
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.players import build_player
 from esper_soa.training.loop.run import Run
-from tests.builders.stand_in import EMPTY, stand_in
+from tests.builders.stand_in import stand_in
 from tests.builders.tiny_runs import run
 from tests.builders.tiny_world import tiny_settings
 
@@ -79,35 +77,6 @@ def test_a_second_step_of_the_same_key_uses_the_buffers_of_the_first() -> None:
     assert second.total.data_ptr() == place
     assert second.total.tolist() == [31.0, 31.0]
     assert cache.counts == {"plain": 3}
-
-
-def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
-    cache = StepCache[Growth](capture=False)
-    cache.capacity = 2
-    kept = cache.run_("a", Growth(0.0, 1.0), [1])
-    cache.run_("b", Growth(0.0, 1.0), [1])
-    assert cache.run_("a", Growth(0.0, 1.0), [1]) is kept
-    cache.run_("c", Growth(0.0, 1.0), [1])
-    assert cache.run_("a", Growth(0.0, 1.0), [1]) is kept
-    newcomer = Growth(0.0, 1.0)
-    assert cache.run_("b", newcomer, [1]) is newcomer
-    assert cache.counts["dropped"] == 2
-
-
-def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() -> None:
-    for setting, words in (("off", "off"), ("auto", "auto on cpu")):
-        settled = choose_replay(setting, CPU, False, 1)
-        reason = f"no CUDA graphs (compute.cuda_graphs={words})"
-        assert (settled.parts, settled.reason) == ((), reason)
-        assert settled.steps(REPLAYED_PARTS[0], CPU) is None
-    with pytest.raises(
-        SettingError,
-        match=(
-            r"^compute\.cuda_graphs=on: must be auto or off on device=cpu\. CUDA graphs "
-            r"need an NVIDIA GPU\.$"
-        ),
-    ):
-        choose_replay("on", CPU, False, 1)
 
 
 def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out(happened: list[str]) -> None:
@@ -238,33 +207,6 @@ def test_each_variant_is_captured_once_it_has_run_twice_and_replayed_from_then_o
     ]  # what is captured runs here, what is replayed does not
 
 
-def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
-    with pytest.raises(ZeroDivisionError):
-        GraphRecorder(SECOND).recorded(lambda: 1 // 0)
-    assert "end" in happened
-
-
-@pytest.mark.parametrize("insists", [False, True])
-def test_a_capture_that_fails_ends_the_run_only_where_the_setting_insists(
-    insists: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    happened = stand_in(monkeypatch, EMPTY)
-    cache = Replay((POLICY,), insists=insists).steps(POLICY, SECOND)
-    assert cache is not None
-    one = torch.ones(2)
-    for number in range(WARM_UPS + 5):
-        if insists and number == WARM_UPS:
-            with pytest.raises(EmptyGraphError):
-                captured_call(cache, "add", torch.add, one, one)
-            return
-        given = captured_call(cache, "add", torch.add, one, number * one)
-        assert given.tolist() == [1.0 + number] * 2
-    assert happened.count("begin thread_local in pool") == 1
-    why = "it fails with EmptyGraphError: a graph captured on cuda:1 is empty"
-    assert caplog.messages == [f"graphs   policy: no longer captured, as {why}"]
-    assert cache.counts == {"plain": WARM_UPS + 5}
-
-
 def test_a_compiler_that_fails_in_a_capture_ends_no_run(happened: list[str]) -> None:
     def compiled(one: Tensor) -> Tensor:
         if happened[-1].startswith("begin"):
@@ -278,23 +220,7 @@ def test_a_compiler_that_fails_in_a_capture_ends_no_run(happened: list[str]) -> 
     assert cache.counts == {"plain": WARM_UPS + 2}
 
 
-def test_an_empty_graph_is_an_error_and_others_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, EMPTY)
-    with pytest.raises(EmptyGraphError, match="^a graph captured on cuda:1 is empty$"):
-        GraphRecorder(SECOND).recorded(lambda: None)
-    stand_in(monkeypatch, "something else")
-    with pytest.warns(UserWarning, match="something else"):
-        GraphRecorder(SECOND).recorded(lambda: None)
-
-
 # --- what a run notices of it
-
-
-def test_a_fault_is_told_with_the_one_that_it_followed() -> None:
-    last = RuntimeError("capture ended")
-    last.__context__ = ZeroDivisionError("no such\nthing")
-    told = "it fails with RuntimeError: capture ended, after ZeroDivisionError: no such\\nthing"
-    assert error_text(last) == told
 
 
 def learning() -> TrainConfig:

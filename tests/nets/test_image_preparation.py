@@ -1,7 +1,6 @@
 """Own images: MedMNIST's files and arrays become what hosts see; the rest is refused by name."""
 
 import hashlib
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import image_preparation
 from esper_soa.nets.data.batches import check_classes
 from esper_soa.nets.data.datasets import ImageSet, count_samples, load_images
-from esper_soa.system.errors import DataError, SettingError, UserError
+from esper_soa.system.errors import DataError, SettingError
 from tests.builders import user_files
 
 
@@ -97,18 +96,6 @@ def test_without_a_part_val_training_images_are_set_aside(asked: int, count: int
     assert given(validation_images=asked).identity == images.identity
 
 
-def test_a_training_part_with_nothing_left_is_refused() -> None:
-    left = r"so that some of the {} training images are left\. Or give more images\.$"
-    told = "^validation_images=48: must be 1 to 47, "
-    with pytest.raises(SettingError, match=told + left.format(48)):
-        given(validation_images=48)
-    few = {name: array[:4] for name, array in user_files.arrays().items()}
-    parts = [few[name] for name in ("train_images", "train_labels", "test_images", "test_labels")]
-    told = "^validation_images=0: must be 1 to 3, "
-    with pytest.raises(SettingError, match=told + left.format(4)):
-        esper_soa.images(*parts)
-
-
 def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
     tmp_path: Path,
 ) -> None:
@@ -123,59 +110,6 @@ def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
         )
         with pytest.raises(SettingError, match=told):
             check_classes(images, wrong)
-
-
-def test_class_names_come_from_the_file_or_the_argument(tmp_path: Path) -> None:
-    path = user_files.write(tmp_path / "m.npz", class_names=np.array(["cat", "dog", "eel", "fox"]))
-    images = loaded(path)
-    assert (images.num_classes, images.class_names) == (4, ("cat", "dog", "eel", "fox"))
-    assert "4 classes: 0 cat, 1 dog, 2 eel, 3 fox" in images.notes
-    assert esper_soa.images(path, class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
-    assert given(class_names=("a", "b", "c")).facts()["class_names"] == '["a", "b", "c"]'
-    assert given(class_names=["a", "b", "c", "d"]).identity != given().identity
-    many = ["a\nb", *map(str, range(1, 21))]
-    listed = ", ".join(["0 a\\nb", *(f"{number} {number}" for number in range(1, 20))])
-    assert given(class_names=many[:20]).notes[-1] == f"20 classes: {listed}"
-    assert given(class_names=many).notes[-1] == f"21 classes: {listed}, ..."
-
-
-TEXTS = r"must be 2 to 100000 different texts, none empty\."
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        (
-            ["a", "b"],
-            r"train_labels holds 2: must be at most 1, as class_names has 2\. "
-            r"Name every class, or none\.",
-        ),
-        (["a", "b", "b"], f"class_names=a, b, b: {TEXTS}"),
-        (["a", "b", " "], f"class_names=a, b,  : {TEXTS}"),
-        (["a", "b", 3], f"class_names=a, b, 3: {TEXTS}"),
-        (["a", ["b"]], rf"class_names=a, \['b'\]: {TEXTS}"),
-        (["a"], f"class_names=a: {TEXTS}"),
-        ([*map(str, range(100_001))], rf"class_names=0, 1, .*\.\.\.: {TEXTS}"),
-        ("abc", r"class_names=abc: must be a list of texts\."),
-    ],
-)
-def test_class_names_that_cannot_be_right_are_refused(names: object, told: str) -> None:
-    with pytest.raises(UserError, match=f"^{told}$"):
-        given(class_names=names)
-
-
-def test_class_names_of_a_file_are_texts(tmp_path: Path) -> None:
-    texts = r": must be a list of texts\. Save numpy.array\(\['cat', 'dog'\]\)\.$"
-    for names, kind in (
-        (np.array([[1, 2]]), r"\[1, 2\] and type int64"),
-        (np.array([b"a", b"b", b"c"]), r"\[3\] and type \|S1"),
-        (np.array("abc"), r"\[\] and type <U3"),
-    ):
-        told = f"^data.root={tmp_path}/m.npz: class_names has shape {kind}{texts}"
-        with pytest.raises(DataError, match=told):
-            loaded(user_files.write(tmp_path / "m.npz", class_names=names))
-    with pytest.raises(DataError, match="class_names holds Python objects"):
-        loaded(user_files.write(tmp_path / "m.npz", class_names=np.array(["a", None], object)))
 
 
 def test_arrays_and_tensors_and_a_file_of_the_same_are_one_set(tmp_path: Path) -> None:
@@ -220,28 +154,6 @@ def test_tensors_on_their_way_through_a_network_may_be_given() -> None:
     assert torch.equal(images.test_images[5, 2:30, 2:30, 0], wanted)
 
 
-def test_nchw_must_be_said_and_the_remedy_says_so(tmp_path: Path) -> None:
-    train = np.zeros((48, 3, 32, 32), np.uint8)
-    test = np.zeros((24, 3, 32, 32), np.uint8)
-    train[:, 1, 0, 5] = 9
-    images = given(train=train, test=test, layout="nchw")
-    assert images.train_images[7, 0, 5].tolist() == [0, 9, 0]
-    told = r"^train has shape \[48, 3, 32, 32\], which is 32 channels with layout=nhwc: must be "
-    told += r"\[images, height, width, 1 or 3\], or \[images, height, width\]\. "
-    remedy = r"Give layout=nchw if channels are the second index\."
-    with pytest.raises(DataError, match=f"{told}{remedy}"):
-        given(train=train, test=test)
-    path = user_files.write(tmp_path / "m\n.npz", train_images=train, test_images=test)
-    told = r"with data\.layout=nhwc: .* Give data\.layout=nchw if"
-    with pytest.raises(DataError, match=told):
-        loaded(path)
-    assert loaded(path, layout="nchw").name == "m\\n"
-    told = r"must be \[images, 1 or 3, height, width\], or \[images, height, width\]\. "
-    remedy = r"Give layout=nhwc if channels are the last index\."
-    with pytest.raises(DataError, match=f"{told}{remedy}"):
-        given(train=np.moveaxis(train, 1, 3), test=test, layout="nchw")
-
-
 def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them() -> None:
     content = user_files.arrays((28, 28, 3), val=True)
     images = given(train=content["train_images"], test=content["test_images"])
@@ -254,42 +166,6 @@ def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them()
     normalised = bank.values[0][images.train_images[..., 0].long()]
     assert float(normalised.mean()) == pytest.approx(0, abs=1e-5)
     assert float(normalised.std()) == pytest.approx(1, abs=1e-4)
-
-
-def test_mean_and_deviation_may_be_given_for_all_channels_or_for_each(tmp_path: Path) -> None:
-    path = user_files.write(tmp_path / "m.npz")
-    one = loaded(path, mean=[0.5], std=[0.25])
-    three = loaded(path, mean=[0.1, 0.2, 0.3], std=[1, 2, 3])
-    assert (one.mean, one.std) == ((0.5,) * 3, (0.25,) * 3)
-    assert (three.mean, three.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
-    told = "0.5000, 0.5000, 0.5000 and deviation 0.2500, 0.2500, 0.2500, as data.mean says"
-    assert one.notes[-2] == f"normalised by mean {told}"
-    # another normalisation, other images
-    assert len({one.identity, three.identity, loaded(path).identity}) == 3
-    assert given(mean=[0.5], std=[0.25]).identity == one.identity
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"mean": [0.5, 0.5], "std": [1, 1]}, "mean=[0.5, 0.5]: must be empty, one number, or one"),
-        ({"mean": [0.5]}, "std=[]: must be as many numbers as {0}mean=[0.5]. Give both or neither"),
-        ({"mean": [0.5], "std": [0.0]}, "std=0.0: must be in [0.001, 10]"),
-        ({"mean": [127.0], "std": [60.0]}, "mean=127.0: must be in [0, 1]"),
-        ({"layout": "hwc"}, "layout=hwc: must be one of nhwc, nchw"),
-        ({"resize": "crop"}, "resize=crop: must be one of auto, pad, scale, stretch"),
-        ({"validation_images": -1}, "validation_images=-1: must be in [0, 10000000]"),
-    ],
-)
-def test_a_wrong_choice_is_refused_by_its_name_in_a_run_and_as_an_argument(
-    settings: dict, told: str
-) -> None:
-    with pytest.raises(SettingError) as in_run:
-        DataConfig(name="npz", root="m.npz", **settings)
-    assert str(in_run.value).startswith("data." + told.format("data."))
-    with pytest.raises(SettingError) as as_argument:
-        given(**settings)
-    assert str(as_argument.value).startswith(told.format(""))
 
 
 def test_arguments_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) -> None:
@@ -385,12 +261,6 @@ def test_arrays_that_cannot_be_right_are_refused_by_name_with_what_they_are(
     assert str(caught.value).isprintable()
 
 
-def test_labels_that_are_all_0_are_refused() -> None:
-    told = r"^train_labels: all labels are 0: must be of at least 2 classes\.$"
-    with pytest.raises(DataError, match=told):
-        given(train_labels=np.zeros(48, int), test_labels=np.zeros(24, int))
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.001, 1.001, 255.0])
 def test_a_brightness_that_is_none_is_told_with_its_place(
     bad: float, monkeypatch: pytest.MonkeyPatch
@@ -403,25 +273,6 @@ def test_a_brightness_that_is_none_is_told_with_its_place(
         told += r"or give uint8, and replace what is not a number\."
         with pytest.raises(DataError, match=told):
             given(train=train)
-
-
-def test_missing_keys_are_named_and_others_told(tmp_path: Path) -> None:
-    for gone in user_files.arrays():
-        content = {key: array for key, array in user_files.arrays().items() if key != gone}
-        keys = ", ".join(user_files.arrays())
-        told = rf"^data.root={tmp_path}/m.npz: lacks {gone}: must have {keys}\. It holds "
-        with pytest.raises(DataError, match=told):
-            loaded(user_files.write(tmp_path / "m.npz", content))
-    told = r"lacks train_images, train_labels, test_images, .*It holds x_train, y_train\.$"
-    other = {"x_train": np.zeros(3), "y_train": np.zeros(3)}
-    with pytest.raises(DataError, match=told):
-        loaded(user_files.write(tmp_path / "m.npz", other))
-    content = user_files.arrays(val=True)
-    del content["val_labels"]
-    path = user_files.write(tmp_path / "m.npz", content)
-    told = f"^train={path}: val_images is there alone: must have both val_images and val_labels.$"
-    with pytest.raises(DataError, match=told):
-        esper_soa.images(path)
 
 
 def test_a_channel_that_never_varies_is_left_as_it_is_and_told() -> None:
@@ -456,40 +307,3 @@ def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None
     assert facts.items() >= (own | {"preparation": "; ".join(images.notes)}).items()
     assert images.identity == loaded(path).identity
     assert "asked for by data.name" in loaded(path).source
-
-
-@pytest.mark.parametrize("other", [{}, {"name": "given"}, {"name": "cifar10", "root": "/c"}])
-def test_settings_that_other_sets_would_not_heed_are_refused(other: dict) -> None:
-    for name, value in (("resize", "pad"), ("layout", "nchw")):
-        told = (
-            rf"^data\.{name}=.*: must be left out with data\.name=.*own images: data.root=mine.npz"
-        )
-        with pytest.raises(SettingError, match=told):
-            DataConfig(**{name: value}, **other)
-        DataConfig(**{name: value}, root="m.NPZ")
-
-
-def test_a_set_that_only_a_program_can_hand_over_and_a_file_that_is_not_named_are_refused() -> None:
-    for name, told in (
-        (
-            "given",
-            r"name=given: must be npz, or another set that can be read\. A program handed the "
-            r"images over: save them as an \.npz for use without it",
-        ),
-        ("npz", r"root='': must be a file like mine\.npz when data\.name=npz"),
-        ("cifar10", "root='': must be the folder or archive of CIFAR-10 when data.name=cifar10"),
-    ):
-        with pytest.raises(SettingError, match=rf"^data\.{told}\.$"):
-            load_images(DataConfig(name=name), "cpu")
-    assert tuple(count_samples(DataConfig(name="npz"))) == (0, 0)
-
-
-def test_a_set_is_shown_in_words_and_told_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("esper_soa").propagate = True
-    with caplog.at_level(logging.INFO, "esper_soa"):
-        images = given(name="mine")
-    assert repr(images) == str(images)
-    counts = "39 training, 9 validation and 24 test images."
-    told = [f"mine: own images from arrays, handed over: {counts}", *images.notes]
-    assert str(images) == "\n  ".join(told)
-    assert f"data     {images}" in caplog.text

@@ -5,7 +5,6 @@ import pytest
 from PIL import Image
 
 from esper_soa.nets.data.image_preparation import inner_size, resize_images, resize_text
-from esper_soa.system.errors import SettingError
 
 
 def noise(height: int, width: int) -> np.ndarray:
@@ -54,13 +53,6 @@ def test_every_rule_gives_its_size_in_the_middle_of_black_and_says_so(
     assert not np.array_equal(cut, images) or size == inner
     if size == inner:
         assert np.array_equal(cut, images)
-
-
-def test_padding_refuses_what_is_too_large() -> None:
-    told = r"^data\.resize=pad: must be auto, scale or stretch for images of 33x20 pixels\. "
-    told += r"Hosts see 32x32\.$"
-    with pytest.raises(SettingError, match=told):
-        inner_size(33, 20, "pad", "data.resize")
 
 
 @pytest.mark.parametrize("size", [(28, 28), (224, 224), (8, 8), (100, 40), (33, 31)])

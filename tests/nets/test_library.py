@@ -8,19 +8,14 @@ before, so that no test waits for the real one; it notes how often it was asked.
 import ctypes
 import hashlib
 import os
-import platform
-import pwd
 import re
 import shutil
-import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,12 +24,9 @@ from tensordict import TensorDict
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
 from esper_soa.nets.engines.cpu.proof import choose_native
-from esper_soa.nets.engines.cpu.records import call
-from esper_soa.nets.engines.cpu.sequences import SequenceBlock
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.sgd import rules_of
 from esper_soa.system.cores import this_processor
-from tests.builders.program import wait_until
 from tests.builders.warm import Popen
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -170,12 +162,6 @@ def test_what_has_changed_is_built_again(
     assert cache.load_stored(warm, key) == found
 
 
-def test_a_digest_that_a_power_cut_left_as_zeros_is_none(warm: Path) -> None:
-    for left in (bytes(120), b"\xff" * 120):
-        files(warm)[1].write_bytes(left)
-        assert cache.load_stored(warm, library.library_key()) is None
-
-
 def test_what_is_stored_is_closed_to_others_and_has_a_digest_for_sha256sum(tmp_path: Path) -> None:
     code = f"import os; os.umask(0); {LOAD}"
     assert ended(start(code, XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0
@@ -185,30 +171,6 @@ def test_what_is_stored_is_closed_to_others_and_has_a_digest_for_sha256sum(tmp_p
     assert modes == [0o700, 0o700, 0o600]
     sha256 = hashlib.sha256(found.read_bytes()).hexdigest()
     assert digest.read_text() == f"{sha256}  {found.name}\n"
-
-
-def test_files_are_on_the_disk_before_their_names(
-    warm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    really_sync = os.fsync
-    really_replace = os.replace
-
-    def sync(handle: int) -> None:
-        done.append("sync " + Path(os.readlink(f"/proc/self/fd/{handle}")).name)
-        really_sync(handle)
-
-    def replace(one: Path, other: Path) -> None:
-        done.append("name " + other.suffix)
-        really_replace(one, other)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(os, "replace", replace)
-    draft = warm / "nets.so"
-    shutil.copy(library.build(), draft)
-    cache.store(warm, "key", draft)
-    ends = ["sync digest", "sync esper_soa", "name .sha256", "sync esper_soa"]
-    assert done == ["sync nets.so", "name .so", *ends]
 
 
 def refusal(folder: Path) -> str:
@@ -224,80 +186,6 @@ def test_a_folder_that_is_not_the_users_own_alone_is_refused(warm: Path) -> None
     assert told in refusal(warm)
 
 
-@pytest.mark.parametrize("part", [0, 1])
-def test_a_folder_in_the_place_of_a_file_is_one_line_and_no_kernels(warm: Path, part: int) -> None:
-    path = files(warm)[part]
-    path.unlink()
-    path.mkdir()
-    assert refusal(warm).endswith(
-        f"NativeError: no C compiler: {NO_COMPILER} is not there (install gcc or clang, or set CC)"
-    )
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    for parent in (tmp_path / "file", tmp_path / (999 * "x")):
-        assert f"the cache folder {parent}/esper_soa cannot be written: " in refusal(
-            parent / "esper_soa"
-        )
-
-
-@pytest.mark.parametrize(
-    ("environment", "folder"),
-    [
-        ({"HOME": "/h"}, "/h/.cache/esper_soa"),
-        ({"HOME": "/nonexistent", "XDG_CACHE_HOME": "/x"}, "/x/esper_soa"),
-        ({}, "/user/.cache/esper_soa"),
-        ({"HOME": ""}, "/user/.cache/esper_soa"),
-        ({"HOME": "relative"}, "/user/.cache/esper_soa"),
-        ({"XDG_CACHE_HOME": "relative"}, "/user/.cache/esper_soa"),
-    ],
-)
-def test_the_environment_else_the_user_database_says_where_the_cache_is(
-    environment: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(pwd, "getpwuid", lambda user: SimpleNamespace(pw_dir="/user"))
-    assert str(cache.cache_folder()) == folder
-
-
-def test_a_user_without_any_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    with pytest.raises(
-        cache.FolderError,
-        match=r"^there is no home folder to keep them in \(set HOME or XDG_CACHE_HOME\)$",
-    ):
-        cache.cache_folder()
-
-
-@pytest.mark.parametrize(
-    ("command", "word"),
-    [
-        ("gcc '\nx", "CC=gcc ' x is no command: No closing quotation"),
-        ("true", "true failed: it made no library"),
-        ("false", "false failed: status 1"),
-        ("/", "/ failed: "),
-        ("cp /dev/null", "cp failed: "),
-    ],
-)
-def test_what_is_no_compiler_is_named_in_one_line(tmp_path: Path, command: str, word: str) -> None:
-    code = (
-        "from esper_soa.nets.engines.cpu import cache, library\n"
-        "try:\n    library.kernels()\n"
-        "except cache.NativeError as error:\n    print(error)"
-    )
-    status, out, err = ended(start(code, XDG_CACHE_HOME=str(tmp_path), CC=command))
-    assert status == 0, err
-    assert word in out
-    assert len(out.splitlines()) == 1
-    assert not list((tmp_path / "esper_soa").iterdir())
-
-
 def test_processes_that_compile_at_once_all_get_the_kernels(tmp_path: Path) -> None:
     slow = script(tmp_path / "slow", f"sleep 0.3; exec {copying(tmp_path)} $*")
     outs = [ended(one) for one in [start(XDG_CACHE_HOME=str(tmp_path), CC=slow) for _ in range(4)]]
@@ -307,65 +195,6 @@ def test_processes_that_compile_at_once_all_get_the_kernels(tmp_path: Path) -> N
 
 
 # --- stops
-
-TRAIN = (
-    "import sys; sys.argv = ['train', '+experiment=smoke', {options}]; from esper_soa.train "
-    "import main; main()"
-)
-
-
-def endless(folder: Path) -> str:
-    """A compiler that writes half a library, notes its own and its helper's process ids, and goes
-    on for ever.
-    """
-    here = f"{TARGET}; head -c 100000 {library.build()} > $to; touch $TMPDIR/more"
-    ids = f"echo $$ $! > {folder}/new; mv {folder}/new {folder}/ids"
-    return script(folder / "endless", f"{here}; sleep 300 & {ids}; wait")
-
-
-def alive(number: str) -> bool:
-    """Whether a process runs: not one that has ended and that nobody has asked for."""
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.slow
-def test_a_run_stopped_while_it_compiles_ends_and_leaves_nothing(tmp_path: Path) -> None:
-    cases = [("native", signal.SIGINT, 130), ("auto", signal.SIGTERM, 143)]
-    begun = []
-    for setting, _, _ in cases:
-        folder = tmp_path / setting
-        folder.mkdir()
-        code = TRAIN.format(options=f"'run_dir={folder}/run', 'compute.engine={setting}'")
-        begun.append(start(code, XDG_CACHE_HOME=str(folder), CC=endless(folder)))
-    for (setting, number, status), process in zip(cases, begun, strict=True):
-        ids = tmp_path / setting / "ids"
-        wait_until(ids.exists, process)
-        process.send_signal(number)
-        assert ended(process)[0] == status
-        wait_until(lambda ids=ids: not any(map(alive, ids.read_text().split())))
-        assert not list((tmp_path / setting / "esper_soa").iterdir())
-
-
-def test_a_build_that_is_killed_leaves_nothing_that_is_trusted(tmp_path: Path) -> None:
-    folder = tmp_path / "esper_soa"
-    process = start(XDG_CACHE_HOME=str(tmp_path), CC=endless(tmp_path))
-    wait_until((tmp_path / "ids").exists, process)
-    process.kill()
-    process.communicate()
-    os.killpg(int((tmp_path / "ids").read_text().split()[0]), signal.SIGKILL)
-    (left,) = folder.iterdir()
-    assert (left / "nets.so").stat().st_size == 100_000
-    assert cache.load_stored(folder, library.library_key()) is None
-    assert ended(start(XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0
-    assert left.exists()  # it may be that of a process at work
-    os.utime(left, (0, 0))
-    cut(folder / next(folder.glob("*.so")))
-    assert ended(start(XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0
-    assert not left.exists()
-    assert asked(tmp_path) == 2
 
 
 # --- proof
@@ -401,12 +230,6 @@ def test_every_record_that_python_fills_is_compared() -> None:
     records = ctypes.Structure.__subclasses__()
     ours = {one for one in records if one.__module__.startswith("esper_soa.")}
     assert ours == {*proof.NATIVE_RECORDS.values(), proof._Field}
-
-
-def test_memory_that_a_kernel_lacks_is_told() -> None:
-    record = SequenceBlock(nets=1, batch=1, length=2**50, width=8, inner=8)
-    with pytest.raises(MemoryError, match="^no memory for the scratch of sequence_block_pass$"):
-        call("sequence_block_pass", record)
 
 
 CASES = [(proof.image_case, size) for size in proof.IMAGE_SIZES]
@@ -464,47 +287,6 @@ def test_a_library_that_computes_something_else_is_not_taken(engine: type[Faster
     )
     told += r"otherwise than torch, by (nan|\d\.\de[+-]\d\d) \(delete it to have it built again, "
     assert re.fullmatch(told + r"by another compiler where this one fails\)", chosen.reason)
-
-
-def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", NO_COMPILER)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = partial(library.find_kernels, library.LIBRARY_FOLDER, this_processor())
-    monkeypatch.setattr(proof, "kernels", found)
-    chosen = choose_native(CPU, Idle())
-    assert (chosen.native, chosen.fallback) == (False, True)
-    assert chosen.reason.startswith("plain torch, slower: no native kernels, no C compiler")
-    assert "install gcc or clang, or set CC" in chosen.reason
-
-
-def test_what_a_library_is_made_of_and_for_decides_which_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    here = this_processor()
-    keys = {library.library_key(), library.library_key(here)}
-    keys |= {
-        library.library_key(one) for one in (here._replace(machine="x"), here._replace(kind="x"))
-    }
-    changes: list[tuple[object, str, object]] = [
-        *(
-            (library, name, ("x",))
-            for name in ("COMMON_FLAGS", "LINK_FLAGS", "FAMILY_FLAGS", "NATIVE_TARGETS")
-        ),
-        (library, "sources_digest", lambda: "x"),
-        (platform, "system", lambda: "x"),
-        (os, "confstr", lambda name: "x"),
-        (os, "confstr_names", {}),
-    ]
-    for place, name, other in changes:
-        with monkeypatch.context() as changed:
-            changed.setattr(place, name, other)
-            keys.add(library.library_key())
-    unknown = here._replace(kind="")
-    for name in ("a", "b"):  # where the system does not tell the kind
-        monkeypatch.setattr(platform, "processor", lambda name=name: name)
-        keys.add(library.library_key(unknown))
-    assert len(keys) == 1 + 2 + len(changes) + 2
-    assert all(re.fullmatch("[0-9a-f]{20}", key) for key in keys)
 
 
 def test_a_digest_of_the_sources_is_of_their_names_and_contents() -> None:

@@ -2,11 +2,9 @@
 
 import errno
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,19 +187,6 @@ def test_what_is_no_text_file_is_refused_without_waiting_for_it(tmp_path: Path) 
             own(tmp_path / name)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all files")
-@pytest.mark.parametrize("place", ["part.txt", "inside"])
-def test_a_folder_of_which_a_part_may_not_be_read_is_refused(place: str, tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    (folder / "inside").mkdir(parents=True)
-    for name in ("a.txt", "part.txt", "inside/b.txt"):
-        (folder / name).write_text("abc " * 50)
-    (folder / place).chmod(0)
-    with pytest.raises(DataError, match=rf"{place}: cannot be read \(Permission denied\)"):
-        own(folder)
-    (folder / place).chmod(0o700)
-
-
 def test_a_folder_that_cannot_be_listed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,38 +267,3 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
         (tmp_path / "own.txt").write_text(words)
         with pytest.raises(DataError, match=f"{told}; take another one$"):
             text.load_text(cfg)
-
-
-def test_what_needs_the_extra_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    for cfg, setting in (
-        (DataConfig(name="text", tokenizer="gpt2"), "data.tokenizer=gpt2 needs tokenizers"),
-        (DataConfig(name="tinystories"), "data.name=tinystories needs datasets"),
-    ):
-        with pytest.raises(DataError, match=rf"^{setting}: pip install 'esper-soa\[text\]'$"):
-            text.load_text(cfg)
-
-
-def test_stories_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked = []
-
-    def load_dataset(name: str, split: str) -> dict[str, list[str]]:
-        asked.append((name, split))
-        if len(asked) == 1:
-            raise ConnectionError("no\nway")
-        return {"text": [" One.\n", "Zwölf. " * 40]}
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    cfg = DataConfig(name="tinystories", context=LENGTH)
-    told = r"roneneldan/TinyStories cannot be had from the internet \(no\\nway\)"
-    with pytest.raises(DataError, match=f"^data.name=tinystories: {told}$"):
-        text.load_text(cfg)
-    for _ in range(2):
-        found = text.load_text(cfg)
-        content = bytes(found.tokens.tolist()).decode()
-        assert content == f"One.\n\n{('Zwölf. ' * 40).strip()}\n\n"
-        assert str(found).startswith("tinystories: TinyStories (Eldan and Li 2023): ")
-    assert asked == [("roneneldan/TinyStories", "train")] * 2

@@ -1,17 +1,13 @@
 """Blueprints of users' own: named by the setting, run as what they say, refused in words."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from parts_of_users import Grouped, perceptron
 from torch import Tensor, nn
 
-import esper_soa
 from esper_soa.config import registry
 from esper_soa.config.nets import SEQUENCES, VECTORS, TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
@@ -26,10 +22,8 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import host_shape
-from esper_soa.nets.model.parts import Conv
 from esper_soa.nets.model.user_module import UserModule
 from esper_soa.nets.model.user_parts import (
-    architecture_of,
     blueprint_findings,
     task_blueprints,
     task_shape,
@@ -232,17 +226,6 @@ def test_a_blueprint_that_cannot_grow_is_refused_while_building(name: str) -> No
         task_shape(TaskConfig(blueprints=["norm", reference], base_channels=2), ["r0c0"])
 
 
-def test_a_blueprint_is_tried_in_every_shape_of_slot() -> None:
-    every = (
-        r"^task.blueprints=parts_of_users:shrinking: must be a blueprint that can stand in the "
-        r"slots\. with 2 channels of 32x32 pixels its output is of shape \[2, 2, 30, 30\], not "
-        r"\[2, 2, 32, 32\]; with 4 channels of 16x16 pixels its output is of shape "
-        r"\[2, 4, 14, 14\], not \[2, 4, 16, 16\]\.$"
-    )
-    with pytest.raises(SettingError, match=every):
-        task_shape(TaskConfig(blueprints=own("shrinking"), base_channels=2), ["r0c1", "r0c0"])
-
-
 class Muddle(nn.Module):
     """All faults at once that do not keep it from a first pass."""
 
@@ -294,50 +277,6 @@ def test_all_faults_of_a_module_are_told_at_once() -> None:
     assert list(tensor_findings("it", 3, [], None, CPU)) == ["it is a int, not a tensor"]
 
 
-def test_a_module_that_is_there_needs_no_other_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "needy.py").write_text("import no_such_package\n")
-    told = (
-        r"^task\.blueprints=needy:twice: must be module:name of a module that can be imported \(No "
-        r"module named 'no_such_package'\)\.$"
-    )
-    with pytest.raises(SettingError, match=told):
-        registry.find(registry.BLUEPRINT, "needy:twice", "task.blueprints")
-
-
-def test_two_blueprints_of_one_name_are_refused() -> None:
-    told = (
-        r"^task\.blueprints=parts_of_users:twice: must be of another name than every other "
-        r"blueprint\. Records call a blueprint by its name\.$"
-    )
-    with pytest.raises(SettingError, match=told):
-        TaskConfig(blueprints=[f"{HERE}:twice", "other.seeds:twice"])
-
-
-def test_a_name_of_other_signs_is_refused_where_it_is_given() -> None:
-    told = "^blueprint 'two words': its name must be of at most 60 letters, digits, '_' and '-'$"
-    with pytest.raises(ValueError, match=told):
-        registry.blueprint("two words")
-    registry.blueprint("n" * 60)
-    with pytest.raises(ValueError, match="^blueprint 'n{61}': its name must be"):
-        registry.blueprint("n" * 61)
-    assert registry.is_reference("a.b.c:name")
-
-
-def test_the_mark_of_an_agent_and_the_package_of_that_name_are_one_to_users() -> None:
-    def make() -> object:
-        return None
-
-    assert esper_soa.agent("mine")(make) is make
-    assert registry.marked_name(registry.AGENT, make) == "mine"
-    once = "esper_soa.agent('x'); import esper_soa.config.agent as config"
-    script = f"import esper_soa; {once}; {once}; print(config.__name__)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "esper_soa.config.agent\n", done.stderr
-
-
 def test_what_is_marked_is_what_it_was_and_what_derives_from_it_is_not_marked() -> None:
     class Derived(Grouped):
         pass
@@ -350,41 +289,6 @@ def test_what_is_marked_is_what_it_was_and_what_derives_from_it_is_not_marked() 
     with pytest.raises(ValueError, match=f"^{told}$"):
         registry.reference_to(registry.LAYER, len)
     assert registry.num_required(lambda one, /, other=1, *, third: one) == 2
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *(ZeroDivisionError, AssertionError, AttributeError, KeyError, NameError),
-        *(RuntimeError, TypeError, ValueError),
-    ],
-)
-def test_what_a_users_code_raises_is_a_finding_in_one_line(fault: type[Exception]) -> None:
-    found: list[str] = []
-    with registry.collect_faults(found):
-        raise fault("two\nlines")
-    told = f"it raises {fault.__name__}: {{0}}two\\nlines{{0}}"
-    assert found in ([told.format("")], [told.format("'")])
-
-
-def test_faults_are_told_once_each_and_a_module_without_parts_as_such() -> None:
-    with (
-        pytest.raises(SettingError, match=r"^host=a:b: must be a host\. one; two\.$"),
-        registry.raise_faults("host", "a:b", "a host") as faults,
-    ):
-        faults += ["one", "two", "one"]
-    with pytest.raises(SettingError) as raised:
-        registry.find(registry.AGENT, "json:mine", "control")
-    told = 'an agent that json registers (none). @esper_soa.agent("mine") above a function or class'
-    assert str(raised.value) == f"control=json:mine: must be {told} there registers it."
-
-
-def test_a_module_among_other_parts_is_refused() -> None:
-    with pytest.raises(ValueError, match="blueprint both: a module must be its only part"):
-        Architecture(13, "both", (UserModule(Grouped), UserModule(Grouped)))
-    assert architecture_of(perceptron, "perceptron", 13) == PERCEPTRON
-    with pytest.raises(ValueError, match="^blueprint listed: it gives .*, no tuple of parts"):
-        architecture_of(lambda: [Conv()], "listed", 13)
 
 
 # --- what reports and policies make of them

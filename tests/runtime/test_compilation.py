@@ -1,17 +1,13 @@
 """When the state machine is compiled, and where that is kept."""
 
 import os
-import stat
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from esper_soa.runtime import compilation
 from esper_soa.runtime.compilation import choose_compilation, keep_compiled
-from tests.builders.program import ENVIRONMENT, TINY, command
 
 CPU = torch.device("cpu")
 HOUR = (64, 150 * 2_000)
@@ -67,26 +63,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "esper_soa"
 
 
-def test_what_is_compiled_is_kept_in_a_folder_of_the_user_alone(cache: Path) -> None:
-    assert keep_compiled() == f"kept in {cache}/inductor"
-    assert os.environ[compilation.INDUCTOR_FOLDER] == f"{cache}/inductor"
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (cache, cache / "inductor")]
-    assert modes == [0o700, 0o700]
-
-
-def test_the_temporary_folder_of_torch_is_not_taken_for_one_that_somebody_named(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(compilation.INDUCTOR_FOLDER, default_cache_dir())
-    assert keep_compiled() == f"kept in {cache}/inductor"
-
-
-def test_a_folder_that_the_user_names_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compilation.INDUCTOR_FOLDER, "/named/by/hand")
-    assert keep_compiled() == "kept in /named/by/hand"
-    assert not cache.exists()
-
-
 def test_a_folder_that_others_can_write_in_is_not_taken(cache: Path) -> None:
     keep_compiled()
     del os.environ[compilation.INDUCTOR_FOLDER]
@@ -94,36 +70,3 @@ def test_a_folder_that_others_can_write_in_is_not_taken(cache: Path) -> None:
     told = f"kept for now, others can write in the cache folder {cache}/inductor"
     assert keep_compiled().startswith(told)
     assert compilation.INDUCTOR_FOLDER not in os.environ
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # inductor takes about a minute of one core
-def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak(
-    tmp_path: Path,
-) -> None:
-    own = {
-        name: value for name, value in ENVIRONMENT.items() if name != compilation.INDUCTOR_FOLDER
-    }
-    kept = tmp_path / "esper_soa" / "step"
-
-    def play(name: str) -> set[Path]:
-        """Libraries that are there after a run."""
-        asked = [*TINY, "compute.compile=on", "control=none", f"run_dir={name}"]
-        done = subprocess.run(
-            command(*asked),
-            cwd=tmp_path,
-            env=own | {"XDG_CACHE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=850,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        said = f"kernels of the env state: compiled ahead of time, equal to the bit: {kept}"
-        assert said in (tmp_path / name / "log.txt").read_text()
-        return {*kept.rglob("*.so")}
-
-    first = play("first")
-    made = {path: path.stat().st_mtime_ns for path in first}
-    assert made
-    assert play("second") == first
-    assert {path: path.stat().st_mtime_ns for path in first} == made

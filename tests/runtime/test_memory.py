@@ -1,9 +1,5 @@
 """What a run needs is asked for before it is built; a failed allocation names settings."""
 
-import os
-import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +26,6 @@ from esper_soa.runtime.memory import (
     BUILT,
     GIB,
     LEARNED,
-    MIB,
     PASSED,
     UPDATED,
     Need,
@@ -42,11 +37,8 @@ from esper_soa.runtime.memory import (
     needs,
 )
 from esper_soa.system.errors import RunMemoryError, SettingError, UserError
-from tests.builders.program import finished
-from tests.builders.tiny_world import tiny_rules
 
 CPU = torch.device("cpu")
-SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "compute.engine=torch")
 
 
 def test_the_weights_are_counted_as_they_are_allocated() -> None:
@@ -118,23 +110,6 @@ def test_of_many_hosts_so_many_numbers_are_drawn_at_once() -> None:
     assert many == 16 * 2**18 + 4 * 1000 * 6418
 
 
-def test_what_the_log_says_of_memory_and_what_engines_may_keep(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts = [Need("rows", 5 * MIB, ()), Need("weights", 2 * GIB, ())]
-    parts += [Need(during, 7 * MIB, (), during) for during in (PASSED, UPDATED)]
-    parts.append(Need("drawing", 2 * MIB, (), BUILT))
-    monkeypatch.setattr(memory, "needs", lambda *_: parts)
-    rules = tiny_rules(2, 4)
-    told = "at least 2,060 MiB on cpu (2,048 MiB of it for weights); "
-    for free, rest in ((None, "what is free is not known"), (10 * GIB, "10.0 GiB are free")):
-        monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
-        assert memory.plan_in_words(TrainConfig(), CPU, rules) == told + rest
-    assert memory.room_for_steps(TrainConfig(), CPU, 2) == 3 * GIB - 7 * MIB
-    monkeypatch.setattr(memory, "free_memory", lambda device: None)
-    assert memory.room_for_steps(TrainConfig(), CPU) is None
-
-
 MEMINFO = "MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 8 kB\n"
 V2 = {"memory.max": "5000\n", "memory.current": "1000\n"}
 V1 = {"memory/memory.limit_in_bytes": "4500", "memory/memory.usage_in_bytes": "1000"}
@@ -166,15 +141,6 @@ def test_the_machine_or_its_container_says_what_is_free(
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     assert free_memory(CPU) == free
-
-
-def test_of_a_gpu_what_the_process_keeps_in_its_cache_is_free_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    numbers = {"mem_get_info": (100, 999), "memory_reserved": 30, "memory_allocated": 7}
-    for name, number in numbers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, number=number: number)
-    assert free_memory(torch.device("cuda", 1)) == 100 + 30 - 7
 
 
 def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
@@ -301,49 +267,6 @@ def test_what_no_machine_holds_is_refused_at_once_and_says_what_to_lower(
         check_room(replace(TrainConfig(), **changed), CPU)
 
 
-def test_the_default_run_needs_less_than_a_gibibyte() -> None:
-    assert at_once(needs(TrainConfig(), CPU)) < GIB
-    check_room(TrainConfig(), CPU)
-
-
-PEAK = """
-import sys, torch, esper_soa
-from esper_soa.runtime.memory import at_once, needs
-sizes = ["task=text_small", "data=text", "data.root=own.txt", "policy=wait", "control=none",
-         "rounds=1", "steps=2", "envs=1", "val_samples=2", "compute.workers=1", "report=false"]
-wide = ["batch_size=8", "train_samples=8", "task.transformer.width=256", "task.optimizer=sgd",
-        "task.num_classes=16384", "task.transformer.dropout=0.1", "task.transformer.logits_mib=16"]
-def peak():
-    # ru_maxrss of a child begins at the peak of its parent, which the tests before may have raised
-    status = open("/proc/self/status").read()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
-few = ["batch_size=2", "train_samples=2"]
-esper_soa.train("", [*sizes, *few, "run_dir=first"])
-before = peak()
-run = esper_soa.train("", [*sizes, *wide, "run_dir=second"])
-print(peak() - before, at_once(needs(run.settings, torch.device("cpu"))))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(),
-    reason="the system does not say what memory a process has had at most",
-)
-def test_a_host_of_many_tokens_takes_what_was_told_and_less_than_twice_as_much(
-    tmp_path: Path,
-) -> None:
-    """Training, losses in pieces, final test, in a process that has played a small run before."""
-    (tmp_path / "own.txt").write_text("And the king said unto them. " * 700)
-    command = [sys.executable, "-c", PEAK]
-    paths = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True, check=True
-    )
-    seen, told = map(int, done.stdout.split()[-2:])
-    assert told < seen < 2 * told
-
-
 def test_losses_are_counted_by_the_head_within_their_budget() -> None:
     task = replace(TEXT, transformer=TransformerConfig(segments=1, logits_mib=1), num_classes=1000)
     cfg = replace(TrainConfig(), task=task, **(READS | {"envs": 1}))
@@ -359,15 +282,6 @@ def test_what_passes_is_counted_once() -> None:
     parts.append(Need("c", 2, (), "other"))
     assert at_once(parts) == 5 + 2 + 2
     assert at_once(parts[:1]) == 5
-
-
-def test_the_most_envs_that_can_fit_are_told() -> None:
-    cfg = TrainConfig(envs=2**20, steps=1)
-    most = most_envs(cfg, CPU, 4 * GIB)
-    fitting, more = (at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (most, most + 1))
-    assert fitting <= 4 * GIB < more
-    with pytest.raises(SettingError, match=r"At most \d+ envs can fit\."):
-        check_room(cfg, CPU)
 
 
 @pytest.mark.parametrize(
@@ -432,23 +346,3 @@ def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:
         np.zeros(2**50)
     with pytest.raises(RuntimeError, match="shape"), memory_errors(RunMemoryError):
         torch.zeros(2).view(3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "status"),
-    [
-        (("policy.network.hidden=8192",), 2),
-        (("task=cifar_baseline", "data=fashion32", "batch_size=4000", "train_samples=4000"), 1),
-    ],
-)
-def test_memory_that_runs_out_in_a_real_process_is_one_line(
-    overrides: tuple[str, ...], status: int, tmp_path: Path
-) -> None:
-    """In the policy's weights while building, and in the first training batch while playing."""
-    limits = {resource.RLIMIT_AS: 2 * GIB}
-    done = finished(*SMALL, "run_dir=run", *overrides, folder=tmp_path, limits=limits)
-    assert done.returncode == status, done.stderr
-    assert done.stderr.startswith("error: out of memory")
-    assert "Lower envs" in done.stderr
-    assert "Traceback" not in done.stderr

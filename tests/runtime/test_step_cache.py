@@ -1,6 +1,5 @@
 """Step kernels compiled ahead of time: kept whole, taken as they were made, equal to the bit."""
 
-import io
 import json
 import math
 import os
@@ -12,13 +11,11 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import tensordict
 import torch
-import torch._inductor as inductor
 from torch import Tensor
 
 from esper_soa.config.env import (
@@ -53,7 +50,7 @@ from esper_soa.runtime.step_cache import (
     stored_kernels,
     unsupported,
 )
-from esper_soa.state import Action, EnvState, Measurements, same_bits
+from esper_soa.state import Action, same_bits
 from esper_soa.system.caches import open_cache
 from esper_soa.system.signals import Interrupted, signal_handlers
 from esper_soa.training.loop.build import build_rules
@@ -120,35 +117,6 @@ def test_whatever_is_in_the_place_of_a_key_makes_room(folder: Path, kind: str) -
     draft = made_files(folder)
     store(draft, folder, "key", digests(draft))
     assert find(folder, "key") is not None
-
-
-def test_keys_that_were_used_longest_ago_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_cache, "KEPT_KEYS", 2)
-    for number, key in enumerate(("oldest", "used", "newest")):
-        draft = made_files(folder)
-        store(draft, folder, key, digests(draft))
-        os.utime(folder / key / step_cache.MANIFEST_FILE, (number, number))
-        if key == "used":
-            os.utime(folder / "oldest" / step_cache.MANIFEST_FILE, (10, 10))
-    assert sorted(path.name for path in folder.iterdir()) == ["newest", "oldest"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"record_and_observe.so": "0"}'])
-def test_a_damaged_manifest_is_none(folder: Path, text: str) -> None:
-    draft = made_files(folder)
-    store(draft, folder, "key", digests(draft))
-    (folder / "key" / "sha256.json").write_text(text)
-    assert find(folder, "key") is None
-
-
-def test_files_that_are_no_libraries_leave_the_run_to_the_eager_kernels(folder: Path) -> None:
-    rules = tiny_rules(2, 6)
-    draft = made_files(folder)
-    store(draft, folder, step_key(rules), digests(draft))
-    place = folder / step_key(rules)
-    refusal = f"the libraries of {place} cannot be loaded: "
-    assert told(rules).startswith(refusal)
-    assert len(told(rules)) > len(refusal)
 
 
 def test_a_refusal_is_kept_and_said(folder: Path) -> None:
@@ -297,106 +265,6 @@ def test_libraries_are_compared_over_an_episode_of_random_play(
         assert differs(Witness.rules, draft, 7) == told
 
 
-ROUNDED = ("cos", "cumprod", "exp", "log", "log1p", "mean", "pow", "sigmoid", "std", "sum", "tanh")
-
-
-def operations(
-    rules: EnvRules, state: EnvState, measured: Measurements, values: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """Stands for a kernel, with what inductor rounds otherwise than torch and what it does not."""
-    one = measured.accuracy / 100
-    results = [one.cos(), one.cumprod(1), one.exp(), one.log(), one.log1p(), one.mean(1), one**one]
-    results += [one.sigmoid(), one.std(1), one.sum(1), one.tanh()]
-    return *results, one[:, :3].sum(1), state.slots.stage.sum(1), one.sqrt()
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_the_compiler_fills_the_cache_and_leaves_nothing_beside(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, split: bool
-) -> None:
-    made: list[dict[str, object]] = []
-
-    def compile_module(
-        module: torch.fx.GraphModule, tensors: tuple[Tensor, ...], options: dict[str, object]
-    ) -> str:
-        """Stands for inductor and the C++ compiler."""
-        place = Path(str(options["aot_inductor.output_path"]))
-        calls = [node for node in module.graph.nodes if str(node.target).startswith("aten.")]
-        eager = [node for node in calls if node.meta.get("custom") == {"fallback_to_eager": True}]
-        inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-        made.append(
-            {
-                "eager": [str(node.target).split(".")[1] for node in eager],
-                "sums": sum(node.target is torch.ops.aten.sum.dim_IntList for node in calls),
-                "fixed": all(isinstance(one.shape[0], int) for one in inputs),
-                "envs": {len(tensor) for tensor in tensors},
-                "cache": Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).relative_to(folder).name,
-                "options": options | {"aot_inductor.output_path": place.name},
-            }
-        )
-        place.with_suffix(".wrapper.json").write_text(f"{place.stem} in words")
-        library = folder / "library"  # wherever it likes
-        library.write_text(place.stem)
-        return str(library)
-
-    monkeypatch.setattr(inductor, "aot_compile", compile_module)
-    monkeypatch.setattr(torch._C._aoti, "AOTIModelContainerRunnerCpu", Witness)
-    monkeypatch.setattr(Witness, "calls", [])
-    monkeypatch.setitem(KERNELS, "record_and_observe", operations)
-    monkeypatch.setitem(KERNELS, "apply_action", lambda rules, state, *_: 1 - state.slots.alpha)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # put back behind the test
-    limits = list[tuple[str, int]]()
-    monkeypatch.setattr(signal, "alarm", lambda seconds: limits.append(("alarm", seconds)))
-    monkeypatch.setattr(os, "nice", lambda number: limits.append(("nice", number)))
-    rules = tiny_rules(2, 6)
-    if split:
-        rules = build_rules(tiny_settings(4, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU)
-    monkeypatch.setattr(StandIn, "rules", rules)
-
-    def start(key: str, niceness: str) -> None:
-        given = pickle.dumps(rules._replace(engine=None))  # type: ignore[arg-type]
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
-        monkeypatch.setattr(sys, "argv", ["compile_step", str(folder), key, niceness])
-        torch.set_num_threads(2)
-        compile_step.main()
-        assert torch.get_num_threads() == 1
-
-    old = folder / "draft-of-a-killed-process"
-    old.mkdir()
-    os.utime(old, (0, 0))
-    start("key", "0")
-    options = {
-        "cpp.enable_floating_point_contract_flag": "off",
-        "cpp.simdlen": 1,
-        "cpp.dynamic_threads": True,
-        "cpp_cache_precompile_headers": False,
-    }
-    for kernel, name, eager, sums in zip(made, KERNELS, (ROUNDED, ()), (3, 0), strict=True):
-        assert sorted(kernel.pop("eager")) == [*eager]
-        assert kernel == {
-            "sums": sums,
-            "fixed": split,
-            "envs": {4 if split else 11},
-            "cache": "inductor",
-            "options": options | {"aot_inductor.output_path": f"{name}.so"},
-        }
-    sizes = [len(given[0].signals.step) for given in Witness.calls]
-    assert sorted(set(sizes)) == ([4] if split else [1, 7, 64, 300])
-    assert limits == [("nice", 0), ("alarm", 1800)]
-    assert sorted(path.name for path in folder.iterdir()) == ["key", "lock"]
-    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o700
-    assert find(folder, "key") == digests(folder / "key")
-    texts = {name: (folder / "key" / name).read_text() for name in LIBRARY_FILES}
-    assert texts == {f"{name}.so": name for name in KERNELS} | {
-        f"{name}.json": f"{name} in words" for name in KERNELS
-    }
-    start("key", "0")  # it is there already
-    with only_compiler(folder):
-        start("other", "19")  # another one compiles
-    assert len(made) == 2
-    assert sorted(path.name for path in folder.iterdir()) == ["key", "lock"]
-
-
 @pytest.mark.parametrize("failure", ["differs", "inductor"])
 def test_what_cannot_be_proved_is_refused_and_the_cache_says_why(
     folder: Path, monkeypatch: pytest.MonkeyPatch, failure: str
@@ -429,50 +297,6 @@ def test_runs_say_why_nothing_is_compiled(folder: Path, monkeypatch: pytest.Monk
     assert not [*folder.glob("[!l]*")]
 
 
-COMPILER = """#!/bin/sh
-# stands for the interpreter that is started to compile: says how, and why there are no kernels
-read _ _ _ _ _ session _ < /proc/$$/stat
-streams=$(readlink /proc/$$/fd/1)$(readlink /proc/$$/fd/2)
-cat > "$3/rules"
-mkdir -m 700 "$3/$4"
-echo '{"refused": "it rounds"}' > "$3/$4/sha256.json"
-threads=$TORCHINDUCTOR_COMPILE_THREADS,$OMP_NUM_THREADS
-echo "$$ $((session - $$)) $1 $2 $3 $4 $5 $streams $threads" > "$3/told"
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system tells no sessions")
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_process_of_its_own_is_given_the_rules_and_waited_for_where_asked(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
-) -> None:
-    program = tmp_path / "python"
-    program.write_text(COMPILER)
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
-    rules = tiny_rules(2, 6)
-    key = step_key(rules)
-    beside = "the cache lacks them; a process beside this run compiles them for the next"
-    reason = "it rounds" if wait else beside
-    kernels = stored_kernels(rules, ENVS, SHORT if wait else 64, wait)
-    assert kernels == EAGER._replace(reason=f"not compiled: {reason}")
-    while not (folder / "told").exists():
-        assert not wait
-        time.sleep(0.01)
-    number, *given = (folder / "told").read_text().split()
-    module = ["-m", "esper_soa.runtime.compile_step"]
-    niceness = "0" if wait else "19"
-    assert given == ["0", *module, str(folder), key, niceness, "/dev/null/dev/null", "1,1"]
-    told = pickle.loads((folder / "rules").read_bytes())
-    assert (step_key(told), told.engine) == (key, None)
-    if not wait:
-        os.waitpid(int(number), 0)
-        assert stored_kernels(rules, ENVS, 64, wait).reason == "not compiled: it rounds"
-    program.write_text("#!/bin/sh\n")
-    others = rules._replace(max_seeds=1)
-    assert stored_kernels(others, ENVS, 1, wait=True).reason == "not compiled: the compiler failed"
-
-
 def test_what_is_not_supported_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert unsupported(tiny_rules(2, 6)) == ""
     assert told(tiny_rules(5, 6)) == "not for more than 4 slots"
@@ -484,20 +308,6 @@ def test_what_is_not_supported_is_told(folder: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.delattr(owner, name)
         reason = f"torch {torch.__version__} has no loader of compiled libraries"
         assert unsupported(rules) == reason
-
-
-def test_records_are_taken_apart_and_put_together() -> None:
-    rules = tiny_rules(2, 6)
-    for inputs, kernel in zip(example_inputs(rules, ENVS), KERNELS.values(), strict=True):
-        given = kernel(rules, *inputs)
-        again = rebuild(given, iter(leaves(given)))
-        assert type(again) is type(given)
-        assert same_bits(leaves(again), leaves(given))
-        for one, other in zip(again, given, strict=True):
-            assert isinstance(one, Tensor) or one.batch_size == other.batch_size
-        changed = [leaf.clone() for leaf in leaves(given)]
-        changed[0] = changed[0] + 1
-        assert not same_bits(changed, leaves(given))
 
 
 def test_tensors_lie_by_the_order_of_fields_whatever_order_a_record_was_made_in() -> None:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -285,27 +284,3 @@ def test_a_run_that_fails_does_not_lose_the_others(
 def test_mistakes_are_told_before_any_run(tmp_path: Path, given: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         study(tmp_path, *given)
-
-
-def test_a_number_of_seeds_begins_at_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = command.study_of(["a=", "b="])
-    assert asked.seeds == tuple(range(42, 52))
-    place = rf"{tmp_path}/runs/compare/[\d-]{{10}}_[\d-]{{8}}"
-    assert re.fullmatch(place, str(asked.out))
-    assert study(tmp_path, "a=", f"{'b' * 31}=", "seeds=10000").seeds == tuple(range(42, 10_042))
-
-
-def test_a_command_ends_with_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main([*TINY, "a="])
-    assert ended.value.code == 2
-    assert "error: groups=a" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        command.main(["--help"])
-    assert ended.value.code == 0
-    usage = 'usage: esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]'
-    head = f"{usage}\n\nCompare settings over seeds.\n"
-    assert capsys.readouterr().out.startswith(head)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import (
     MAX_ENVS,
-    ComputeConfig,
     TelemetryConfig,
     TrainConfig,
     WorldConfig,
@@ -44,7 +42,6 @@ from esper_soa.lab.plan.plan import (
     disk_of,
     make_plan,
     plan_table,
-    run_probe,
     share,
     show_plan,
     show_plan_json,
@@ -56,18 +53,15 @@ from esper_soa.lab.plan.probe import (
     FEW_SAMPLES,
     SPREAD,
     ProbeProfile,
-    count_memory,
-    cut_for,
     few_samples,
     numbers_of_envs,
-    one_batch,
     peak_memory,
     result_of_fork,
     room_of,
     round_of,
     settings_in,
 )
-from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
+from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
 from esper_soa.runtime.memory import at_once, needs
 from esper_soa.system.errors import RunMemoryError, UserError
@@ -75,7 +69,6 @@ from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import EpisodeRunner, Round
 from esper_soa.training.loop.players import build_player
-from tests.builders.program import TINY, finished
 from tests.builders.tiny_world import quiet_progress, tiny_settings
 
 T = TypeVar("T")
@@ -281,24 +274,6 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return found
 
 
-def test_a_probe_of_every_rank_is_asked_and_nothing_is_left(asked: list[tuple]) -> None:
-    cfg = replace(plan_of().cfg, envs=7, ranks=2, restarts=1, run_dir="to/be")
-    plan = make_plan(cfg)
-    (place,) = {place for *_, place in asked}
-    assert not Path(place).exists()
-    program = [sys.executable, "-m", "esper_soa.lab.plan"]
-    given = dict.fromkeys(("capture_output", "text"), True) | {"check": False}
-    given["env"] = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    own = replace(cfg, ranks=1, restarts=0, envs=4)
-    wanted = [(rank, "2", program, given, own, place) for rank in "01"]
-    assert sorted(asked, key=lambda one: one[0]) == wanted
-    disk = Disk(20 * 2 * MIB, 2 * MIB, 10**9)
-    assert plan == Plan(cfg, TOOK._replace(free=GIB // 2), disk)
-    (line,) = shown(show_plan_json, cfg)
-    assert json.loads(line) == plan.record()
-    assert shown(show_plan, cfg) == [*rows_of(plan), verdict(plan)]
-
-
 @pytest.mark.usefixtures("asked")
 def test_the_plan_of_every_task_is_shown_and_what_they_come_to() -> None:
     cfg = replace(plan_of().cfg, worlds={"one": WorldConfig(), "other": WorldConfig(envs=3)})
@@ -307,29 +282,6 @@ def test_the_plan_of_every_task_is_shown_and_what_they_come_to() -> None:
     assert shown(show_plan, cfg) == [*sum(each, []), total_text([*plans.values()])]
     records = [json.loads(line) for line in shown(show_plan_json, cfg)]
     assert records == [plan.record() for plan in plans.values()]
-
-
-@pytest.mark.parametrize(
-    ("status", "error", "told"),
-    [
-        (2, UserError, "envs=0: no"),
-        (-9, UserError, ENDED),
-        (1, RuntimeError, "the probe failed:\nwarning\nerror: envs=0: no\n"),
-    ],
-)
-def test_a_probe_that_fails_says_why(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    error: type[Exception],
-    told: str,
-) -> None:
-    words = "warning\nerror: envs=0: no\n"
-    ended = subprocess.CompletedProcess([], status, "", words)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(error) as raised:
-        run_probe(tmp_path, 1, 0)
-    assert str(raised.value) == told
 
 
 def same_work(data: StepData) -> StepData:
@@ -386,42 +338,11 @@ def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
     assert (pace.beside, pace.update_seconds) == (beside, 5.0)
 
 
-def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if() -> None:
-    pace, played = paced(30.0, 40, 0.125)
-    assert played[:2] == [0, 1]
-    assert 4 <= len(played) == len(pace.full_times) <= 9
-    assert played[-1] == 39
-    assert sum(pace.paces) == pytest.approx(40 * 2.0)
-
-
 def test_env_steps_that_take_longer_one_by_one_are_told_from_those_around_them() -> None:
     pace, played = paced(30.0, 40, 0.125, rise=0.1)
     assert len(played) <= 9
     assert pace.paces == pytest.approx([2.1, *(2.0 + 0.1 * step for step in range(1, 40))])
     assert ProbeProfile(0.0, 4, CPU, same_work).paces == []
-
-
-def test_memory_that_env_steps_leave_behind_is_that_of_whole_batches() -> None:
-    for engine, cut in (("torch", one_batch), ("native", few_samples)):
-        world = build_world(replace(few_images(4), compute=ComputeConfig(engine=engine)), CPU)
-        assert cut_for(world.rules) is cut
-
-
-def test_an_env_step_that_is_cut_takes_a_step_of_the_optimizer() -> None:
-    """Of all the batches that make one, on few samples of each where memory is not asked for."""
-    world = build_world(replace(few_images(4), batch_size=4, accumulate=2, train_samples=16), CPU)
-    given = world.work(0)
-    envs = torch.arange(2)
-    for cut, few, batch, validated in (
-        *((few_samples, 3, 3, 3), (few_samples, 6, 4, 6)),
-        (one_batch, 3, 4, 16),
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(probe, "FEW_SAMPLES", few)
-            data = cut(world, given)
-        assert (given.num_batches, data.num_batches) == (4, 2)
-        assert [len(data.training.batch(envs, index)[1]) for index in (0, 1)] == [batch] * 2
-        assert sum(len(one[1]) for one in data.validation.batches(envs, 64)) == validated
 
 
 def test_what_one_env_takes_is_told_by_so_many_that_the_memory_between_them_shows() -> None:
@@ -432,14 +353,6 @@ def test_what_one_env_takes_is_told_by_so_many_that_the_memory_between_them_show
     assert numbers_of_envs(cfg, CPU, 10**9) == (1, 3), "of what is free each rank has a share"
     learning = PolicyConfig(ppo=PPOConfig(minibatches=4))
     assert numbers_of_envs(replace(cfg, policy=learning), CPU, 10**9) == (4, 12)
-
-
-def test_on_a_gpu_all_env_steps_are_played_in_full() -> None:
-    pace = ProbeProfile(0.0, 40, torch.device("cuda"), same_work)
-    work = build_world(few_images(40), CPU).work(0)
-    for _ in range(5):
-        assert pace.watch(work) is work
-        pace.env_step()
 
 
 class KeptProfile(ProbeProfile):
@@ -494,15 +407,6 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
         room_of(tiny_settings(2, 1, 4), 0, 10**6)
 
 
-@pytest.mark.parametrize(("large", "per_env"), [(5000, 500.0), (1050, 100.0), (900, 100.0)])
-def test_an_env_takes_what_was_measured_and_at_least_what_is_counted(
-    large: int, per_env: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = iter([(7, 2, 10, 100.0), 1000, large])
-    monkeypatch.setattr(probe, "result_of_fork", lambda _: next(answers))
-    assert count_memory(few_images(2), tmp_path / "envs", 0, 1) == {"least": 7, "per_env": per_env}
-
-
 def run_out_of_memory() -> None:
     raise RunMemoryError("out of memory. Lower envs.")
 
@@ -528,49 +432,3 @@ def test_a_fork_answers_and_this_process_starts_no_thread_for_it(
         result_of_fork(end_by_a_signal)
     with pytest.raises(AssertionError, match="its error is printed"):
         result_of_fork(partial(int, "none"))
-
-
-@pytest.mark.slow
-def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    # hosts of some size, as many small ones have to be played to tell what one takes
-    done = finished("--plan=json", *TINY, "task.base_channels=16", "run_dir=here", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert (found["envs"], found["rounds"], found["env_steps"], found["fits"]) == (2, 2, 8, True)
-    memory = found["memory"]
-    assert memory["program"] + memory["run"] == memory["process"] < memory["free"]
-    assert 0 < memory["least"] < memory["run"]
-    assert found["most_envs"] > 1000
-    assert found["eps"] > 0 < found["seconds"]
-    assert 0 < found["disk"]["per_round"] < found["disk"]["run"]
-    assert list(tmp_path.iterdir()) == []
-
-
-# as above
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_probe_answers_in_a_line_or_says_why_it_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(probe, "SPREAD", 0)  # one env and three
-    monkeypatch.setattr(sys, "argv", ["probe", str(tmp_path), "0", "1"])
-    kept: list[tuple] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *given: kept.append(given))
-    cfg = replace(few_images(2), report=False)
-    (tmp_path / SETTINGS).write_text(settings_yaml(cfg), encoding="utf-8")
-    probe.main()
-    found = ProbeResult(**json.loads(capsys.readouterr().out))
-    assert (found.device_name, found.device, found.measured_steps) == ("cpu", 0, 2)
-    assert MIB < found.program < 1.01 * found.host
-    needed = [at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (1, 2, 3)]
-    assert room_of(cfg, 0, 1) == (found.least, 1, 3, (needed[2] - needed[0]) / 2)
-    assert (found.least, found.per_env >= (needed[2] - needed[0]) / 2) == (needed[1], True)
-    assert kept == [(0, sorted(os.sched_getaffinity(0)))]
-    assert sorted(path.name for path in (tmp_path / "envs_0").iterdir()) == ["1", "3"]
-    left = {path.name for path in (tmp_path / "0").iterdir()}
-    assert left & {"config.yaml", "best.pt", "report.html"} == {"config.yaml", "best.pt"}
-    assert len((tmp_path / "0" / "metrics.jsonl").read_text().splitlines()) == 1
-    (tmp_path / SETTINGS).write_text("steps: 1000000\nenvs: 1048576\nname: x\n")
-    with pytest.raises(SystemExit) as ended:
-        probe.main()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: steps=1000000: must be so small that cpu ")

@@ -20,7 +20,7 @@ from esper_soa.lab.report.bundle import bundle
 from esper_soa.lab.report.live import HOST, Server
 from esper_soa.lab.report.page import page_of
 from esper_soa.lab.report.run_files import find_runs
-from tests.builders.report_runs import SLOTS, line, make_run, summary, write_lines, write_round
+from tests.builders.report_runs import line, make_run, summary, write_lines, write_round
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("vl_convert", reason="the extra report is not installed")
@@ -36,10 +36,6 @@ CURVES = {  # by figure: what its points say, and that of a line of metrics.json
     "kl": ("divergence of an update (nats)", lambda one: one["update"]["approx_kl"]),
     "eps": ("speed (env-steps/s)", lambda one: one["eps"]),
 }
-LONG = 200  # rounds and envs of the largest report
-MANY = 64
-MOST_BYTES = 5_000_000
-MOST_SECONDS = 3.0
 BLOCKED = """
 window.blocked = [];
 document.addEventListener("securitypolicyviolation", (one) =>
@@ -204,64 +200,6 @@ def test_numbers_that_are_drawn_are_those_of_the_runs_files(
         cells = opened.page.locator("#curve-accuracy tbody td:nth-child(3)").all_text_contents()
         assert [float(cell) for cell in cells] == [one["accuracy"]["mean"] for one in lines]
     opened.page.close()
-
-
-def test_lanes_are_those_of_the_round_chosen(
-    browser: sync_api.Browser, pages: dict[str, Path]
-) -> None:
-    opened = Opened(browser, pages["ended"].as_uri())
-    select = opened.page.locator("#lanes select[name=round]")
-    named = select.locator("option").all_text_contents()
-    assert named == ["4 (last, best)", "1 (first)"]
-    for name in named:
-        select.select_option(name)
-        opened.page.wait_for_timeout(300)
-        rows = opened.page.evaluate(f"report.rowsOf('lanes').filter(row => row.round === {name!r})")
-        assert sorted(map(lane_in_words, rows)) == sorted(opened.labels("lanes", "rect mark"))
-        assert {row["slot"] for row in rows} == {*SLOTS}
-    opened.page.close()
-
-
-def lane_in_words(row: dict) -> str:
-    """What is read out of a stretch of a lane."""
-    worth = row["contribution"]
-    share = row["shapley"]
-    points = "" if worth is None else f", contribution {worth:+.2f} points"
-    if share is not None:
-        points += f", Shapley value {share:+.2f} points"
-    elif row["stage"] == "fossilized":
-        points += ", Shapley value not measured"
-    points = points.replace("-", "\u2212")
-    return (
-        f"host {row['host']}, {row['slot']}: {row['blueprint']}, {row['stage']}, env-steps "
-        f"{row['from']} to {row['to']}, alpha {row['alpha']:.2f}{points}"
-    )
-
-
-def test_a_long_run_of_many_envs_opens_at_once(browser: sync_api.Browser, tmp_path: Path) -> None:
-    end = summary([60.0 + env / 10 for env in range(MANY)])
-    run = make_run(tmp_path / "long", rounds(LONG), ended=end)
-    worths = [
-        {"round": number, "env": env, "shapley": [1.0, env / 10, number / 50]}
-        for number in range(1, LONG + 1)
-        for env in range(MANY)
-    ]
-    write_lines(run / "episodes.jsonl", worths)
-    write_round(run, 1, envs=MANY, steps=75)
-    for table in ("slots", "steps", "events"):
-        first = run / "telemetry" / table / "round_000001.parquet"
-        for number in range(2, LONG + 1):
-            shutil.copy(first, first.with_name(f"round_{number:06d}.parquet"))
-    path = tmp_path / "long.html"
-    write_report(run, path)
-    assert path.stat().st_size < MOST_BYTES
-    found = []
-    for _ in range(3):
-        opened = Opened(browser, path.as_uri())
-        found.append(opened.seconds)
-        assert opened.said == []
-        opened.page.close()
-    assert min(found) < MOST_SECONDS, found
 
 
 def test_a_live_page_follows_a_run_to_its_end(browser: sync_api.Browser, tmp_path: Path) -> None:

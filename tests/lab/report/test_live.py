@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import socket
 import threading
 import time
@@ -14,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper_soa.lab.report import live
-from esper_soa.lab.report.live import HOST, Server, port_of, state_of
-from esper_soa.system.errors import UserError
-from esper_soa.system.signals import Interrupted
+from esper_soa.lab.report.live import HOST, Server
 from tests.builders.report_runs import PROGRAM, line, make_run, summary, write_lines, write_round
 
 
@@ -73,16 +70,6 @@ def test_the_page_has_what_was_written_so_far_and_then_tells_news(
     assert 'data-ended="true"' in asked(server, "/")[1]
 
 
-def test_a_job_of_a_sweep_that_begins_later_comes_in(run: Path) -> None:
-    with Server([str(run.parent)], PROGRAM, 0) as watched:
-        before, stamp = watched.look()
-        make_run(run.parent / "later", [line(1, 41.0)], seed=2)
-        after, later = watched.look()
-    assert stamp != later
-    assert "0 of 2 runs finished" not in before.main
-    assert "0 of 2 runs finished" in after.main
-
-
 def test_it_is_on_the_loopback_alone_and_other_names_are_refused(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
     refused = (403, "this address is 127.0.0.1 alone")
@@ -96,14 +83,6 @@ def test_nothing_can_be_written_and_no_other_file_read(server: Server, run: Path
     assert asked(server, "/config.yaml") == (404, "there is no such page")
     assert asked(server, "/../../etc/passwd")[0] == 404
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-
-
-def test_a_folder_that_is_gone_is_an_answer_and_no_end(server: Server, run: Path) -> None:
-    away = run.rename(run.with_name("away"))
-    status, text = asked(server, "/news?since=")
-    assert (status, "holds no run" in text) == (503, True)
-    away.rename(run)
-    assert asked(server, "/")[0] == 200
 
 
 FREE = ("Server", "Date")  # headers of http.server itself
@@ -138,84 +117,3 @@ def test_a_request_that_does_not_come_is_given_up_and_no_page_is_put_in_a_frame(
                 "X-Frame-Options": "DENY",
             },
         )
-
-
-def test_the_port_is_a_setting_among_the_runs_and_one_that_is_none_is_refused() -> None:
-    assert port_of(["runs/x", "port=9000"]) == 9000
-    assert port_of(["runs/x"]) == live.PORT
-    for given in ("port=x", "port=70000", "port=-1"):
-        with pytest.raises(UserError, match=rf"^{given}: must be a number from 0 to 65535\.$"):
-            port_of([given])
-
-
-def test_a_port_that_is_taken_is_refused_with_what_to_do(
-    server: Server, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(live, "NICENESS", 0)
-    monkeypatch.setattr(live, "bundle", lambda: PROGRAM)
-    with pytest.raises(SystemExit) as stop:
-        live.main([str(run), f"port={server.server_address[1]}"])
-    assert stop.value.code == 2
-    assert re.fullmatch(
-        r"error: port=\d+: Address already in use\. port=0 takes one that is free\n",
-        capsys.readouterr().err,
-    )
-
-
-def test_runs_are_read_again_after_a_while_and_the_page_made_anew_where_they_have_changed(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live, "MIN_SECONDS", 1e9)
-    with Server([str(run)], PROGRAM, 0) as watched:
-        first = watched.look()
-        write_lines(run / "metrics.jsonl", [line(1, 40.0), line(2, 46.5)])
-        assert watched.look() == first
-        monkeypatch.setattr(live, "MIN_SECONDS", 0.0)
-        second = watched.look()
-        assert second != first
-        assert watched.look()[0] is second[0]
-
-
-def test_the_command_says_where_the_page_is_once_it_can_be_made(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    served = list[Server]()
-    lowered = list[int]()
-
-    def stop(server: Server) -> None:
-        served.append(server)
-        raise Interrupted(signal.SIGINT)
-
-    monkeypatch.setattr(Server, "serve_forever", stop)
-    monkeypatch.setattr(os, "nice", lowered.append)
-    monkeypatch.setattr(live, "bundle", lambda: PROGRAM)
-    live.main(["port=0", str(run)])
-    address = f"http://127.0.0.1:{served[0].server_address[1]}/"
-    assert capsys.readouterr().out == f"{address}  (Ctrl-C ends this, and no run)\n"
-    assert (served[0].folders, lowered) == ([str(run)], [10])
-    for words, told in (
-        ([], "error: RUN='': must be the folder of a run, or one that holds some.\n"),
-        ([str(run.parent / "x")], f"error: RUN={run.parent}/x: holds no run: .*\n"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            live.main(["port=0", *words])
-        out, err = capsys.readouterr()
-        assert (ended.value.code, out) == (2, "")
-        assert re.fullmatch(told, err), err
-
-
-def test_the_stamp_follows_number_time_and_size_of_files(tmp_path: Path) -> None:
-    stamps = [state_of([tmp_path])]
-    file = tmp_path / "metrics.jsonl"
-    for text, seconds in (("a", 5), ("ab", 5), ("ab", 7)):
-        file.write_text(text)
-        os.utime(file, (seconds, seconds))
-        stamps.append(state_of([tmp_path]))
-    others = ("summary.json", "config.yaml", "telemetry/steps/round_000001.parquet")
-    for name in others:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (7, 7))
-        stamps.append(state_of([tmp_path]))
-    assert [written for _, written in stamps] == [0.0, 5.0, 5.0, 7.0, 7.0, 7.0, 7.0]
-    assert len({stamp for stamp, _ in stamps}) == 7

@@ -4,7 +4,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -15,10 +14,6 @@ from esper_soa.lab.report import bundle, details, page, sections, write
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import Table, find_runs
 from esper_soa.lab.report.sections import Section, make_drawing
-from esper_soa.lab.telemetry.table_files import table_path
-from esper_soa.system.errors import UserError
-from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.files.session import session
 from tests.builders.report_runs import (
     PROGRAM,
     line,
@@ -205,38 +200,6 @@ def test_figures_have_the_height_the_colours_and_the_words_of_what_they_draw(
     assert many["legend"] == {}
 
 
-def test_figures_leave_out_what_was_not_recorded(places: dict[str, Path], tmp_path: Path) -> None:
-    mixed = make_drawing(groups_of(find_runs([places["run"], places["sweep"]])))
-    assert mixed[1]["steps"] == {}, "env-steps of some runs alone"
-    first, *others = find_runs([places["sweep"]])
-    short = replace(first, settings=first.settings | {"slots": ["r0c0"]})
-    drawn = make_drawing(groups_of([short, *others]))[0][1].figures
-    (lanes,) = (one for one in drawn if one["id"] == "lanes")
-    assert lanes["spec"]["height"] == 19 * 2 * (3 + 2), "of the run with most slots"
-    for seed in (1, 2):
-        lines = [line(1, 40.0)] * (seed == 1)
-        make_run(tmp_path / str(seed), lines, overrides=[f"reward=r{seed}"])
-    figures = {one["id"]: one for one in figures_in(tmp_path)}
-    (way, _) = figures["cost-flop"]["spec"]["layer"]
-    assert way["encoding"]["order"] == {"field": "round"}
-    assert way["encoding"]["color"]["scale"]["domain"] == ["reward=r1", "reward=r2"]
-
-
-@pytest.mark.parametrize(
-    ("values", "layers", "scale"),
-    [([0.1, 0.1, 0.1, 0.2, 0.2], 2, "log"), ([0.0, 1.0, 2.0, 3.0, 4.0], 1, "linear")],
-)
-def test_settings_of_hosts_have_a_line_where_hosts_share_them(
-    tmp_path: Path, values: list[float], layers: int, scale: str
-) -> None:
-    episode = {"test_accuracies": values, "parameters": values, "settings": {"lr": values}}
-    ended = summary([40.0]) | {"grown": {"episodes": [episode]}}
-    made = make_run(tmp_path / "run", [line(1, 40.0)], ended=ended)
-    (figure,) = (one for one in figures_in(made) if one["id"] == "settings")
-    drawn = figure["spec"]["layer"]
-    assert (len(drawn), drawn[0]["encoding"]["x"]["scale"]["type"]) == (layers, scale)
-
-
 def test_a_narrow_figure_that_nothing_stands_beside_is_wide() -> None:
     figure = {"title": "t", "caption": "c"}
     for narrow, wide in ((1, ["n0"]), (2, []), (3, ["n2"])):
@@ -245,18 +208,6 @@ def test_a_narrow_figure_that_nothing_stands_beside_is_wide() -> None:
         text = page._section(Section("id", "title", "words", figures), "")
         found = re.findall(r'<figure id="(\w+)" class=wide>', text)
         assert sorted(found) == sorted([*wide, "w"])
-
-
-def test_rounds_are_the_axis_and_env_steps_are_left_to_the_lanes(places: dict[str, Path]) -> None:
-    drawn = fields_drawn(places["run"])
-    assert drawn["curve-accuracy", "x"] == drawn["terms", "x"] == "round"
-    assert not [name for name, _ in drawn if name.startswith("steps-")]
-
-
-def test_what_was_not_measured_is_said_to_be_so(places: dict[str, Path]) -> None:
-    (lanes,) = (one for one in figures_in(places["run"]) if one["id"] == "lanes")
-    assert ["shapley", "Shapley value (percent points)", "not measured"] in lanes["columns"]
-    assert ["alpha", "alpha", "–"] in lanes["columns"]
 
 
 def test_a_slot_without_a_seed_has_no_colour(run: Path) -> None:
@@ -268,33 +219,6 @@ def test_a_slot_without_a_seed_has_no_colour(run: Path) -> None:
     _, tables = shown_in(run)
     assert "none" in tables["lanes"]["blueprint"]
     assert '"none"' not in json.dumps(lanes["spec"])
-
-
-def test_an_axis_with_one_value_is_labelled_with_that_value(tmp_path: Path) -> None:
-    library = pytest.importorskip("vl_convert", reason="the extra report is not installed")
-    made = make_run(tmp_path / "run", [line(1, 40.0)])
-    write_table(made, "steps", 1, [{"step": 1, "accuracy": 40.0, "val_loss": 0.511}])
-    data = data_of(page_text(made))
-    (figure,) = (one for one in data["figures"] if one["id"] == "steps-val_loss")
-    sets = {"steps": [{"group": "trial", "run": "run", "step": 1, "val_loss": 0.511}]}
-    sets |= {"step_means": [{"group": "trial", "step": 1, "runs": 1, "val_loss": 0.511}]}
-    drawn = library.vegalite_to_svg(figure["spec"] | {"datasets": sets, "width": 300})
-    assert ">0.511<" in drawn
-
-
-def test_the_course_of_the_control_is_drawn_where_it_is_recorded(tmp_path: Path) -> None:
-    made = make_run(tmp_path / "run", [line(1, 40.0)], ended=summary([40.0]))
-    write_table(made, "steps", 1, [{"step": 1, "accuracy": 40.0}])
-    for recorded in (False, True):
-        if recorded:
-            rows = [{"step": 1, "env": env, "accuracy": 30.0 + env} for env in (0, 1)]
-            write_table(made, "control_steps", 1, rows)
-        data = data_of(page_text(made))
-        (figure,) = (one for one in data["figures"] if one["id"] == "steps-accuracy")
-        drawn = [layer["encoding"]["y"].get("field") for layer in figure["spec"]["layer"]]
-        assert ("control_accuracy" in drawn) == recorded
-        assert ("hosts" in figure["data"]) != recorded
-        assert data["tables"]["steps"]["control_accuracy"] == [30.5 if recorded else None]
 
 
 def test_the_page_tells_the_verdict_and_asks_no_network(places: dict[str, Path]) -> None:
@@ -374,20 +298,6 @@ def test_every_run_of_a_group_bears_its_label(places: dict[str, Path]) -> None:
     assert all(run.group == group.label for group in groups for run in group.runs)
 
 
-def test_findings_and_kinds_name_the_runs_that_share_them(tmp_path: Path) -> None:
-    for seed, names in enumerate((["a"], ["a", "b"], ["a"], ["a"], ["a"], ["a"])):
-        lines = [line(number, 40.0, anomalies=names[::-1]) for number in (1, 2)]
-        make_run(tmp_path / "alike" / str(seed), lines, seed)
-        make_run(tmp_path / "apart" / str(seed), settings=f"policy:\n  name: p{seed}\n")
-    text = page_text(tmp_path / "alike")
-    card = text[text.index("<h3>What the updates showed</h3>") : text.index("<h3>Settings that")]
-    assert '<p class="about">The log of a run says what each means and what to do.</p>' in card
-    cells = ["finding", "in rounds", "runs", "a", "1, 2", "all", "b", "1, 2", "1"]
-    assert re.findall(">([^<]*)</t[hd]>", card) == cells
-    assert '<p class="about">trial, tiny</p>' in text
-    assert "trial, tiny, policy p3 …</p>" in page_text(tmp_path / "apart")
-
-
 def test_what_a_study_found_stands_in_the_page_of_its_runs_alone(tmp_path: Path) -> None:
     for study in ("one", "two"):
         for group in ("a", "b"):
@@ -428,19 +338,6 @@ def test_settings_that_differ_stand_side_by_side_as_far_as_there_is_room(
     assert '<p class="about">1 more runs are not shown here.</p>' in page_text(tmp_path)
 
 
-def test_a_figure_of_nothing_but_zeros_is_left_out(run: Path) -> None:
-    zeros = line(3, 50.0, reward_terms={"attribution": 0.0}, update={"approx_kl": 0.0})
-    (run / "metrics.jsonl").write_text(json.dumps(zeros) + "\n")
-    seed = {"step": 1, "slot": "r0c0", "stage": "blending", "blueprint": "norm"}
-    write_table(run, "slots", 3, [seed])
-    write_table(run, "steps", 3, [{"step": 1, "accuracy": 10.0}])
-    for number in (1, 2):
-        table_path(run, "slots", number).unlink()
-    shown = {figure["id"] for figure in data_of(page_text(run))["figures"]}
-    assert {"steps-accuracy", "lanes", "shapley", "ops"} <= shown
-    assert not shown & {"terms", "curve-kl", "entropy", "rollbacks"}
-
-
 def test_the_command_writes_beside_the_run_or_where_it_is_told_but_to_no_device(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -457,44 +354,6 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told_but_to_no_device(
     assert (tmp_path / "pipe").is_fifo()
 
 
-def log_of(run: Path) -> str:
-    """What the log says once the run has left its report."""
-    with session(RunFolder(run)) as within:
-        page.try_write_report(within)
-        within.finish()
-    return RunFolder(run).log.read_text() if RunFolder(run).log.exists() else ""
-
-
-def test_without_the_extra_the_command_names_it_and_a_run_goes_on(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(bundle, "MODULE", "no_such_module")
-    with pytest.raises(SystemExit) as stop:
-        write.main([str(run)])
-    assert stop.value.code == 2
-    assert "pip install 'esper-soa[report]'" in capsys.readouterr().err
-    assert re.findall(r"report   none, as .*esper-soa\[report\]", log_of(run))
-    assert not (run / "report.html").exists()
-
-
-def test_a_run_that_has_ended_leaves_its_report_and_one_that_cannot_be_made_fails_no_run(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "available", lambda: True)
-    monkeypatch.setattr(page, "bundle", lambda: PROGRAM)
-    log_of(run)
-    assert "Growth paid" in (run / "report.html").read_text()
-    for error in (UserError("there is no run"), KeyError("r0c9")):
-
-        def broken(*_: object, error: Exception = error) -> str:
-            raise error
-
-        monkeypatch.setattr(page, "page_of", broken)
-        told = log_of(run)
-        assert f"report   none: {type(error).__name__}: {error}" in told
-        assert "in broken" in told, "where it came from"
-
-
 def test_the_program_is_kept_in_the_users_cache_and_made_anew_where_it_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,13 +368,3 @@ def test_the_program_is_kept_in_the_users_cache_and_made_anew_where_it_is_damage
     kept.write_text(kept.read_text()[:-1])
     assert bundle.bundle() == "program\nof lines"
     assert len(made) == 2
-
-
-@pytest.mark.parametrize("kind", ["run", "sweep"])
-def test_every_chart_is_one_that_the_library_can_draw(places: dict[str, Path], kind: str) -> None:
-    library = pytest.importorskip("vl_convert", reason="the extra report is not installed")
-    data = data_of(page_text(places[kind]))
-    for figure in data["figures"]:
-        more = {"config": data["config"], "datasets": {name: [] for name in figure["data"]}}
-        assert library.vegalite_to_vega(figure["spec"] | more)["marks"]
-    assert "</script" not in bundle.bundle(), "the program cannot end its own script element"

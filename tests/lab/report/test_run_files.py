@@ -7,28 +7,10 @@ from pathlib import Path
 import pytest
 
 from esper_soa.lab.report.groups import differing, groups_of, key_of
-from esper_soa.lab.report.run_files import RunRecord, find_runs, number, read_run, round_of
+from esper_soa.lab.report.run_files import find_runs, read_run
 from esper_soa.lab.run_folders import read_settings
 from esper_soa.system.errors import UserError
 from tests.builders.report_runs import line, make_run, summary
-
-
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [line(1, 40.0), line(2, 41.5)])
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"round":3,"accuracy":{"me')
-    found = read_run(run)
-    assert [number(one, "accuracy", "mean") for one in found.rounds] == [40.0, 41.5]
-    assert (found.finished, found.planned, found.slots) == (False, 4, ["r0c0", "r0c1", "r0c2"])
-    assert read_run(make_run(tmp_path / "ended", ended=summary([50.0]))).finished
-
-
-def test_what_is_not_finite_or_not_there_is_none() -> None:
-    record = {"a": {"b": float("nan"), "c": True, "d": 3, "f": 10**400}, "e": None}
-    assert str([number(record, "a", name) for name in "bcdf"]) == "[None, None, 3.0, None]"
-    assert RunRecord(Path(), "a", {"slots": 3}).slots == []
-    assert number(record, "e", "f") is None
-    assert round_of(record) == 0
 
 
 @pytest.mark.parametrize("depth", [100, 100_000])
@@ -93,13 +75,6 @@ def test_a_run_whose_settings_cannot_be_read_is_named_and_hydras_copy_is_no_run(
     )
     with pytest.raises(UserError, match=told):
         find_runs([broken])
-
-
-@pytest.mark.parametrize("text", ["[" * 5000, "a: ${b", "a: [", "- a", "\xff"])
-def test_settings_that_cannot_be_read_are_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.yaml").write_text(text, "latin-1")
-    assert read_settings(tmp_path / "config.yaml") == {}
-    assert read_settings(tmp_path / ("x" * 300)) == {}
 
 
 def test_runs_of_the_same_overrides_but_for_the_seed_are_a_group(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ import pytest
 
 from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.groups import FinishedGroup
-from esper_soa.lab.report.run_files import RunRecord, Table, read_round, read_run
+from esper_soa.lab.report.run_files import RunRecord, Table, read_run
 from esper_soa.lab.report.run_tables import table_of
 from esper_soa.training.results.statistics import Interval
-from esper_soa.vocabulary import HEAD_NAMES
 from tests.builders.report_runs import line, make_run, summary, write_round, write_table
 
 
@@ -52,20 +51,6 @@ def test_every_column_of_a_row_has_its_own_number(tmp_path: Path) -> None:
     numbers = {name: value for name, value in row.items() if name not in ("group", "run", "round")}
     means = run_tables.mean_rows(table_of([row, row | {"kl": 1.5}]), "round")
     assert list(means) == [{"group": "mine", "round": 7, "runs": 2} | numbers | {"kl": 1.0}]
-
-
-def test_a_table_has_six_digits_and_texts_by_their_codes() -> None:
-    rows = [{"a": 1234.5678, "b": "x", "c": 1234567}, {"b": "y"}, {"b": "x", "c": 2, "d": "x"}]
-    table = table_of(rows)
-    assert table == {
-        "a": [1234.57, None, None],
-        "b": ["x", "y", "x"],
-        "c": [1234567, None, 2],
-        "d": [None, None, "x"],
-    }
-    packed = {"names": ["x", "y"], "codes": [0, 1, 0]}
-    assert run_tables.pack_table(table) == table | {"b": packed}
-    assert run_tables.pack_table({"a": []}) == {"a": []}
 
 
 def test_rows_at_the_end_of_runs_have_every_number_in_its_column(tmp_path: Path) -> None:
@@ -109,25 +94,6 @@ def test_rows_at_the_end_of_runs_have_every_number_in_its_column(tmp_path: Path)
         | {"gain": 1.0, "gain_low": -1.0, "gain_high": 3.0},
         head | {"accuracy": 5.0, "accuracy_low": None, "accuracy_high": None} | unknown,
     ]
-
-
-def test_parts_of_a_round_have_names_and_zeros_are_left_out(run: RunRecord, tmp_path: Path) -> None:
-    # 10 to 15 decisions: 75 in all
-    shares = [100 * count / 75 for count in range(10, 16)]
-    assert parts(run, "ops")["share"][:6] == pytest.approx(shares, rel=1e-5)
-    terms = parts(run, "terms")
-    assert terms["term"] == ["compute_rent", "terminal_bonus", "clawback"] * 3
-    assert terms["term_sum"][:3] == [0.5, 1.0, 1.5]
-    times = parts(run, "times")
-    assert (times["phase"][:2], times["seconds"][:2]) == (["collect", "update"], [2.0, 0.5])
-    heads = parts(run, "entropy")
-    assert heads["head"] == list(HEAD_NAMES) * 3
-    assert set(heads["entropy"]) == {0.75}
-    nothing = {"wait": 0, "prune": None}
-    lines = [line(1, 40.0, rollbacks={"total": 3, "diverged": 1, "spike": 2}, ops=nothing)]
-    found = parts(read_run(make_run(tmp_path / "r", lines)), "rollbacks")
-    assert (found["reason"], found["rollbacks"]) == (["diverged", "spike"], [1.0, 2.0])
-    assert parts(read_run(tmp_path / "r"), "ops") == {}
 
 
 def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Path) -> None:
@@ -252,55 +218,6 @@ def test_an_env_step_is_a_row_of_a_lane_where_there_is_room_else_what_stands_sti
     found = table_of(lanes.lane_rows(chosen))
     told = zip(found["from"], found["to"], found["contribution"], strict=True)
     assert list(told) == [(1, 3, 1.5), (3, 4, None), (4, 5, 4.0), (5, 6, None)]
-
-
-def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunRecord) -> None:
-    for number in (1, 2, 3):
-        write_round(run.path, number, envs=2, steps=5)
-    assert [one.name for one in lanes.chosen_rounds([run])] == ["3 (last)", "2 (best)", "1 (first)"]
-    assert [one.name for one in lanes.chosen_rounds([run] * 17)] == ["3 (last)"] * 16
-    write_table(run.path, "slots", 4, [{"step": 1, "slot": "x", "stage": "training"}])
-    assert [one.name for one in lanes.chosen_rounds([run])] == ["2 (best)", "1 (first)"]
-    write_table(run.path, "steps", 4, [{"step": 1, "accuracy": math.nan}])
-    unknown = replace(run, rounds=[], settings={})
-    chosen = lanes.chosen_rounds([run]) + lanes.chosen_rounds([unknown])
-    assert [one.name for one in chosen[::3]] == ["4 (in progress)", "4 (last)"]
-    assert [one.names for one in chosen[::3]] == [["r0c0", "r0c1", "r0c2", "x"], ["x"]]
-    assert list(lanes.accuracy_rows(chosen[:1])) == []
-    assert [row["words"] for row in lanes.name_rows(chosen[:1])] == ["host 0: not finite"]
-
-
-def test_an_unreadable_table_is_none_and_said(
-    run: RunRecord, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_round(run.path, 1, envs=1, steps=3)
-    (run.path / "telemetry" / "slots" / "round_000001.parquet").write_bytes(b"PAR1")
-    assert read_round(run.path, "slots", 1) == []
-    assert "report   without a table: " in caplog.text
-    assert "round_000001.parquet: not a table of ours" in caplog.text
-    assert read_round(run.path, "steps", 2) == []
-    assert lanes.chosen_rounds([run]) == []
-
-
-def test_env_steps_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "MAX_ROWS", 1)
-    steps = [
-        {"step": step, "env": env, "accuracy": 10.0} for step in (1, 2, 4, 5) for env in (0, 1)
-    ]
-    still = {"slot": "r0c0", "stage": "training", "seed": 1, "blueprint": "norm"}
-    write_table(run.path, "slots", 1, [at | still for at in steps])
-    write_table(run.path, "steps", 1, steps)
-    found = table_of(lanes.lane_rows(lanes.chosen_rounds([run])))
-    assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (3, 5)] * 2
-    assert found["host"] == [0, 0, 1, 1]
-
-
-def test_hosts_stand_below_each_other_as_many_as_a_screen_has(run: RunRecord) -> None:
-    shown = [lanes.hosts_on_screen(slots) for slots in (1, 2, 3, 6, 30, 40)]
-    assert shown == [8, 8, 6, 4, 1, 1]
-    one = lanes.LaneRound(run, "4", [], [], [], 8, ["a", "b", "c"])
-    place = {"run": "run", "round": "4", "hosts": "6 to 7", "host": 7}
-    assert one.place(7) == (place, -7.0), "behind a host of 3 slots and a head, a head of its own"
 
 
 def test_accuracies_lie_between_the_ends_of_their_lane(run: RunRecord) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from esper_soa.lab.sweep.jobs import run_job
 from esper_soa.training.start.command import job
-from tests.builders.lanes import some_of
 from tests.builders.program import TINY, contents, finished
 
 pytestmark = pytest.mark.timeout(900)
@@ -33,19 +32,6 @@ class Swept:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     return Swept(tmp_path_factory.mktemp("sweep"))
-
-
-def test_a_job_that_fails_ends_neither_the_others_nor_unnamed(swept: Swept) -> None:
-    first = swept.first
-    assert first.returncode == 1
-    assert first.stderr.splitlines()[:2] == [
-        "error: envs=0: must be in [1, 1048576].",
-        "failed jobs:",
-    ]
-    (failed,) = first.stderr.splitlines()[2:]
-    assert failed.startswith("  #0 +experiment=smoke ")
-    assert failed.endswith("envs=0: envs=0: must be in [1, 1048576].")
-    assert json.loads((swept.sweep / "1" / "summary.json").read_text())["envs"] == 2
 
 
 def test_a_sweep_ends_with_a_table_of_all_its_jobs(swept: Swept) -> None:
@@ -101,67 +87,6 @@ def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(sw
     assert changed.returncode == 1
     assert "#1 " in changed.stderr
     assert "envs: 2 -> 4" in changed.stderr
-
-
-@pytest.mark.slow
-def test_a_job_that_was_pruned_stays_so_where_the_search_was_cut_off_before_it_knew(
-    tmp_path: Path,
-) -> None:
-    sweep = ["-m", *ONE, "envs=2", "run_dir=pruned"]
-    assert finished(*sweep, folder=tmp_path).returncode == 0
-    note = tmp_path / "pruned" / ".jobs" / "0.json"
-    summary = tmp_path / "pruned" / "0" / "summary.json"
-    pruned = {"status": "pruned", "value": 7.5, "message": "pruned after 1 rounds"}
-    note.write_text(json.dumps(json.loads(note.read_text()) | pruned))
-    summary.unlink()
-    again = finished(*sweep, "resume=auto", folder=tmp_path)
-    assert again.returncode == 0
-    assert f"job 0 was pruned after 1 rounds: {summary.parent}\n" in again.stdout
-    assert not summary.exists()
-    written = json.loads((tmp_path / "pruned" / "sweep.json").read_text())
-    assert written["jobs"][0]["accuracy"] == 7.5
-    assert finished(*sweep, "resume=auto", "rounds=2", folder=tmp_path).returncode == 0
-    assert summary.exists()
-
-
-@pytest.mark.slow
-def test_folders_that_are_given_to_hydra_are_taken(tmp_path: Path) -> None:
-    assert finished(*ONE, "hydra.run.dir=mine/${name}", folder=tmp_path).returncode == 0
-    swept = ("hydra.sweep.dir=sweep", "hydra.sweep.subdir=envs_${envs}")
-    assert finished("-m", *ONE, "envs=1,2", *swept, folder=tmp_path).returncode == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "sweep"]
-    for folder in ("mine/smoke", "sweep/envs_1", "sweep/envs_2"):
-        assert (tmp_path / folder / "summary.json").exists()
-        assert (tmp_path / folder / ".hydra" / "hydra.yaml").exists()
-
-
-REFUSED = {
-    "run_dir=a hydra.run.dir=b": "run_dir=a, hydra.run.dir=b: both name the folder. Give one",
-    "-m run_dir=a hydra.sweep.dir=b": "run_dir=a, hydra.sweep.dir=b: both name the folder.",
-    "-m resume=some": "resume=some: must be auto, as the jobs of a sweep cannot share",
-    "-m run_dir=file/sweep": "cannot be written (Not a directory)",
-}
-
-
-@pytest.mark.parametrize("overrides", some_of(REFUSED, *list(REFUSED)[1:3]))
-def test_folders_that_cannot_be_are_refused_before_any_is_made(
-    tmp_path: Path, overrides: str
-) -> None:
-    (tmp_path / "file").touch()
-    done = finished(*overrides.split(), "+experiment=smoke", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert REFUSED[overrides] in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_run_dir_that_is_swept_over_is_refused_job_by_job(tmp_path: Path) -> None:
-    done = finished("-m", "+experiment=smoke", "run_dir=a,b", folder=tmp_path)
-    assert done.returncode == 1
-    told = "Give run_dir one value, or set hydra.sweep.dir and hydra.sweep.subdir"
-    assert done.stderr.count(told) == 4  # each job's at once, and again at the end
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_what_a_launcher_sends_to_its_processes_can_be_sent() -> None:

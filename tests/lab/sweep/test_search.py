@@ -120,25 +120,6 @@ def test_what_cannot_be_searched_is_refused(overrides: list[str], told: str) -> 
         search.space_of(overrides)
 
 
-def test_a_batch_is_of_consecutive_numbers() -> None:
-    assert search.first_batch([3, 4, 5, 6], 2) == [3, 4]
-    assert search.first_batch([3, 5, 6], 3) == [3]
-
-
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
-def test_a_search_that_goes_on_does_not_choose_again_what_it_began_with(sampler: str) -> None:
-    settings = OmegaConf.create({"sampler": sampler, "seed": 7, "startup_trials": 5, "n_jobs": 1})
-    space = {"x": optuna.distributions.FloatDistribution(0, 1)}
-    first, same, later = (
-        [study.ask(space).params["x"] for _ in range(2)]
-        for study in (
-            optuna.create_study(sampler=search.make_sampler(settings, done)) for done in (0, 0, 2)
-        )
-    )
-    assert first == same
-    assert not {*first} & {*later}
-
-
 SWEEPER = {
     "sampler": "random",
     "pruner": "median",

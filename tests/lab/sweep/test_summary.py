@@ -4,16 +4,12 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 from hydra.conf import HydraConf
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from esper_soa.lab.sweep import plugins
 from esper_soa.lab.sweep.jobs import (
     DONE,
     FAILED,
@@ -25,8 +21,6 @@ from esper_soa.lab.sweep.jobs import (
     save_record,
 )
 from esper_soa.lab.sweep.summary import end_sweep, list_jobs
-from esper_soa.system.errors import UserError
-from hydra_plugins.esper_soa_sweeps.sweeps import JobSweeper, SweepCallback
 
 
 def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:
@@ -128,74 +122,3 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
         "1 done, 1 begun; resume=auto plays what is not done; sweep.json could not be written (Is "
         "a directory)"
     )
-
-
-def test_a_sweep_without_a_job_is_no_success(tmp_path: Path) -> None:
-    assert not end_sweep(hydra_of(tmp_path, sweeper="another"), Console(file=io.StringIO()))
-
-
-def test_a_sweep_shows_its_jobs_however_it_ends_and_holds_its_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_record(tmp_path, JobRecord(0, ["seed=1"], "there").ended(DONE, 50.0))
-    sweeper = JobSweeper(OmegaConf.create({}))
-    sweeper.hydra = hydra_of(tmp_path, sweeper="another")
-    ends = [KeyboardInterrupt, UserError("no"), 50.0, 60.0]
-    sweeper.sweeper = SimpleNamespace(sweep=Mock(side_effect=ends))
-    with pytest.raises(KeyboardInterrupt):
-        sweeper.sweep(["a"])
-    assert capsys.readouterr().out.startswith("jobs ")
-    with pytest.raises(SystemExit, match="^2$"):
-        sweeper.sweep(["a"])
-    told = f"error: run_dir={tmp_path}: another process is playing this sweep\n"
-    assert capsys.readouterr() == ("", told)
-    del sweeper.claim
-    with pytest.raises(SystemExit, match="^2$"):
-        sweeper.sweep(["a"])
-    assert capsys.readouterr() == ("", "error: no\n")
-    del sweeper.claim
-    assert sweeper.sweep(["a"]) == 50.0
-    save_record(tmp_path, JobRecord(1, ["seed=2"], "there").ended(FAILED))
-    del sweeper.claim
-    with pytest.raises(SystemExit, match="^1$"):
-        sweeper.sweep(["a"])
-    assert sweeper.sweeper.sweep.call_args.args == (["a"],)
-
-
-SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
-OURS = "hydra_plugins.esper_soa_sweeps.submitit"
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-
-
-@pytest.mark.parametrize(
-    ("asked", "taken", "alone"),
-    [
-        (f"{SUBMITIT}.LocalLauncher", f"{OURS}.LocalJobs", True),
-        (f"{SUBMITIT}.SlurmLauncher", f"{OURS}.SlurmJobs", True),
-        (BASIC, BASIC, False),
-    ],
-)
-def test_a_sweep_takes_the_launchers_that_lose_no_job_and_a_sweeper_that_keeps_records(
-    monkeypatch: pytest.MonkeyPatch, asked: str, taken: str, alone: bool
-) -> None:
-    folder = "/a b/it's"
-    told = []
-    monkeypatch.setattr(plugins, "sweep_folder", lambda config: Path(folder))
-    monkeypatch.setattr(HydraConfig.instance(), "set_config", told.append)
-    hydra = {
-        "sweep": {"dir": "elsewhere"},
-        "overrides": {"hydra": []},
-        "launcher": {"_target_": asked},
-        "sweeper": {"_target_": "chosen", "params": {}},
-    }
-    config = OmegaConf.create({"hydra": hydra})
-    OmegaConf.set_readonly(config.hydra, True)
-    SweepCallback().on_multirun_start(config)
-    assert told == [config, config]
-    assert config.hydra.sweep.dir == folder
-    assert list(config.hydra.overrides.hydra) == [r"hydra.sweep.dir='/a b/it\'s'"]
-    assert config.hydra.launcher == {"_target_": taken}
-    target = "hydra_plugins.esper_soa_sweeps.sweeps.JobSweeper"
-    around = {"_target_": target, "_recursive_": False, "sweeper": hydra["sweeper"]}
-    assert config.hydra.sweeper == around
-    assert plugins.has_separate_process(config.hydra) == alone

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -16,6 +14,8 @@ import torch
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.settings import settings_yaml
+from esper_soa.lab import query  # noqa: E402
+from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database  # noqa: E402
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.system.errors import UserError
 from esper_soa.training.files.run_folder import RunFolder
@@ -25,10 +25,6 @@ from tests.builders.lanes import some_of
 from tests.builders.recording_agent import Witnessed, witnessed_round
 from tests.builders.report_runs import line, make_run, write_round
 from tests.builders.tiny_runs import fresh, records, settings
-
-duckdb = pytest.importorskip("duckdb", reason="extra query")
-from esper_soa.lab import query  # noqa: E402
-from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
 ENVS = 3
@@ -315,31 +311,6 @@ def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixt
     assert "seed_lifecycle" in asked(capsys, run)[1]
 
 
-def test_the_command_says_what_is_wrong(
-    begun: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = str(begun / "0")
-    status, _, told = asked(capsys, run, "select nothing from nowhere")
-    assert (status, "nowhere" in told) == (1, True)
-    assert asked(capsys, str(begun / "0" / "none"), "select 1")[0] == 2
-    for words, told in (
-        (["format=xml"], "format=xml: must be one of table, csv, json."),
-        (["files=all"], "files=all: must be one of runs, any."),
-        (["limit=9999999999"], "limit=9999999999: must be a number of rows."),
-        (["limit=x"], "limit=x: must be a number of rows."),
-        ([" "], "the question= : must be a statement of SQL."),
-        (["-- nothing"], "the question=-- nothing: must be a statement of SQL."),
-    ):
-        assert asked(capsys, run, *words) == (2, "", f"error: {told}\n")
-    assert asked(capsys, "select 1") == (2, "", "error: RUN='': must be a run folder.\n")
-    long = " and ".join(["true"] * 100)
-    assert asked(capsys, run, f"select {long} as x", "format=csv")[1].split() == ["x", "True"]
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    monkeypatch.delitem(sys.modules, "esper_soa.lab.telemetry.database")
-    missing = "error: queries need DuckDB: pip install 'esper-soa[query]'\n"
-    assert asked(capsys, run, "select 1")[::2] == (2, missing)
-
-
 def some_run(path: Path, number: int) -> Path:
     """A run folder with one round, whose one line of metrics is of round `number`."""
     run = make_run(path, [line(number, 40.0)])
@@ -407,15 +378,6 @@ def test_sql_reads_anywhere_where_that_is_asked_for(
     sql = f"select content from read_text('{tmp_path / 'notes.txt'}')"
     assert asked(capsys, str(run), sql)[0] == 1
     assert "not of a run" in asked(capsys, str(run), sql, "files=any")[1]
-
-
-def test_an_answer_that_the_disk_has_no_room_for_ends_with_a_failure(tmp_path: Path) -> None:
-    run = some_run(tmp_path / "run", 1)
-    words = [sys.executable, "-m", "esper_soa.lab.query", str(run), "select 1 as x", "format=csv"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    told = "error: standard output could not be written (No space left on device)\n"
-    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_a_table_has_a_row_up_to_the_limit_and_numbers_of_six_digits(

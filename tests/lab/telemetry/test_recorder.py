@@ -127,20 +127,6 @@ def test_a_round_in_progress_is_written_again_after_the_interval_and_seldom_wher
     assert recorder._due == pytest.approx(due)
 
 
-def test_a_table_that_cannot_be_made_is_named_as_one_that_was_not_written(
-    recorded: Recorded, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    unwritten = WriteErrors()
-    recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
-    recorder.begin(1)
-    recorder.emit(1, np.zeros((2, 20)))  # an env-step has more numbers
-    recorder.end()
-    recorder.close()
-    told = "IndexError: index 20 is out of bounds for axis 2 with size 20"
-    assert unwritten.reasons == {"telemetry": told}
-    assert caplog.messages == [f"telemetry lacks 2 env-steps: {told}"]
-
-
 class HeldWriter:
     """Writes files once it is let go."""
 
@@ -175,24 +161,6 @@ def test_a_disk_that_is_slow_costs_env_steps_and_is_not_waited_for(
     found = [read_file(table_path(tmp_path, "steps", number), "steps") for number in (2, 3)]
     assert [one.values["step"].tolist() for one in found] == [twice(4), twice(1)]
     assert [one.facts.get("dropped") for one in found] == ["4", None]
-
-
-def test_a_disk_that_hangs_is_left_at_the_end(
-    recorded: Recorded,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    held = HeldWriter(monkeypatch)
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
-    unwritten = WriteErrors()
-    recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
-    play(recorder, recorded, 1, ends=True)
-    assert held.begun.wait(60)
-    recorder.close()
-    held.go.set()
-    assert unwritten.reasons == {"telemetry": "the disk is too slow"}
-    assert caplog.messages == ["telemetry lacks 12 env-steps: the disk is too slow"]
 
 
 def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
@@ -244,23 +212,6 @@ def test_envs_that_are_over_have_no_rows_where_those_of_other_ranks_play_on(
     assert table_files(tmp_path, "steps") == {}
 
 
-def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unwritten = WriteErrors()
-    recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
-    refuse = mock.Mock(side_effect=OSError(28, "No space left on device"))
-    with monkeypatch.context() as full:
-        full.setattr(module, "write_bytes", refuse)
-        play(recorder, recorded, 1, ends=True)
-        recorder.flush()
-    assert str(unwritten) == "telemetry could not be written (No space left on device)"
-    play(recorder, recorded, 2, ends=True)
-    recorder.close()
-    assert not unwritten.reasons
-    assert list(table_files(tmp_path, "steps")) == [1, 2]
-
-
 @contextmanager
 def disk_that_takes(size: int) -> Iterator[None]:
     """No file of this process can grow beyond `size` bytes."""
@@ -293,15 +244,3 @@ def test_what_waits_for_a_full_disk_is_bounded_and_what_is_given_up_is_counted(
     assert (recorder.env_steps, recorder.dropped) == (4 * 12, 4 * 12)
     lacks = "telemetry lacks 48 env-steps: the disk was full, or too slow"
     assert caplog.messages[-1] == lacks
-
-
-def test_what_still_waits_at_the_end_is_counted(recorded: Recorded, tmp_path: Path) -> None:
-    unwritten = WriteErrors()
-    recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
-    with disk_that_takes(500):
-        play(recorder, recorded, 1, ends=True)
-        play(recorder, recorded, 2, steps=3)
-        recorder.close()
-    assert (recorder.env_steps, recorder.dropped) == (0, 12 + 6)
-    assert str(unwritten) == "telemetry could not be written (File too large)"
-    assert list(tmp_path.rglob("*.tmp")) == []

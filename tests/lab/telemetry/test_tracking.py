@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -173,18 +172,6 @@ def test_a_tracker_that_hangs_is_left(
     assert lost == {"sink": 3}, "two rounds, and that there are no more"
     assert caplog.messages == ["track    sink lacks 3 lines: it is too slow"]
     held.set()
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_missing_package_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for hidden in (name, *(["torch.utils.tensorboard"] if name == "tensorboard" else [])):
-        monkeypatch.setitem(sys.modules, hidden, None)
-    monkeypatch.delitem(sys.modules, f"{module.HOME}.{name}", raising=False)
-    with pytest.raises(
-        UserError,
-        match=rf"^track=\[{name}\] needs {name}: pip install 'esper-soa\[{name}\]' \(import of ",
-    ):
-        module.find_openers([name])
 
 
 @pytest.mark.slow

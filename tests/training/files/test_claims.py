@@ -78,31 +78,6 @@ def test_a_run_that_ended_in_its_first_round_begins_again_with_its_own_records(
     assert kept.startswith(f"- {TINY[0]}\n")
 
 
-def test_a_second_evaluation_is_refused_and_changes_nothing(held: Path) -> None:
-    (held.parent / "other").mkdir()
-    write_sealed(held.parent / "other" / "checkpoint_000001.pt", b"whatever")
-    before = contents(held)
-    done = finished("checkpoint=other", "run_dir=run", folder=held.parent, program="evaluate")
-    assert done.stderr == f"error: run_dir={held}: another process is writing to this run\n"
-    assert done.returncode == 2
-    assert contents(held) == before
-
-
-def test_a_job_of_a_sweep_whose_folder_is_taken_fails_and_changes_nothing(held: Path) -> None:
-    before = contents(held)
-    done = finished(
-        "-m",
-        "+experiment=smoke",
-        "envs=3",
-        "run_dir=.",
-        "hydra.sweep.subdir=run",
-        folder=held.parent,
-    )
-    assert done.returncode == 1
-    assert "failed jobs:\n  #0 +experiment=smoke envs=3 run_dir=.: run_dir=" in done.stderr
-    assert contents(held) == before
-
-
 def test_a_second_sweep_of_the_same_folder_is_refused(held: Path) -> None:
     done = finished("-m", "+experiment=smoke", "envs=3", f"run_dir={held}", folder=held.parent)
     assert done.stderr == f"error: run_dir={held}: another process is playing this sweep\n"

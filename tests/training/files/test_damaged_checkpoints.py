@@ -1,6 +1,5 @@
 """A checkpoint damaged on the disk costs the rounds since the one before it, not the run."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper_soa.config.settings import EvaluateConfig
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.start.begin import resume_start
-from tests.builders.program import finished
-from tests.builders.tiny_runs import evaluate, fresh, records, run, settings
+from tests.builders.tiny_runs import fresh, records, run, settings
 
 CPU = torch.device("cpu")
 TINY = settings(checkpoint_keep=3)
@@ -65,33 +62,3 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_names_both(
     assert other.learner is not None
     for name, weight in one.learner["policy"].items():
         assert torch.equal(weight, other.learner["policy"][name]), name
-
-
-def test_an_evaluation_of_the_folder_takes_the_newest_whole_checkpoint_and_names_both(
-    damaged: RunFolder, tmp_path: Path
-) -> None:
-    results = RunFolder(tmp_path / "results")
-    results.path.mkdir()
-    cfg = EvaluateConfig(
-        str(damaged.path), policies=["ppo"], episodes=1, progress="off", compute=TINY.compute
-    )
-    evaluate(cfg, results)
-    assert json.loads(results.evaluation.read_text())["checkpoint"] == str(damaged.checkpoint(2))
-    log = results.log.read_text()
-    assert f"WARNING policy   checkpoint {damaged.checkpoint(3)}: damaged " in log
-    assert "; checkpoint_000002.pt is taken\n" in log
-
-
-@pytest.mark.parametrize(
-    ("program", "setting", "given"),
-    [("train", "run_dir", "x\udcff"), ("evaluate", "checkpoint", "~nosuchuser/x")],
-)
-def test_a_path_that_cannot_be_one_ends_with_status_2_and_one_line(
-    tmp_path: Path, program: str, setting: str, given: str
-) -> None:
-    done = finished(f"{setting}='{given}'", folder=tmp_path, program=program)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {setting}=")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
-    assert list(tmp_path.iterdir()) == []

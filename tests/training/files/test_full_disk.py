@@ -7,21 +7,13 @@ may be mounted.
 
 import json
 import resource
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.builders.program import (
-    ENVIRONMENT,
-    PATIENCE,
     TINY,
-    command,
     finished,
     lines,
-    started,
-    wait_until,
 )
 
 TABLE = ("accuracy, mean over hosts (%)", "without growth", "parameters, mean over hosts")
@@ -70,88 +62,3 @@ def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_on
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "the newest checkpoint could not be written" in log
     assert "telemetry lacks 8 env-steps: File too large" in log
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_log_that_has_no_room_is_named_too(tmp_path: Path) -> None:
-    done = finished(*TINY, f"run_dir={tmp_path}/run", folder=tmp_path, limits=at_most(500))
-    assert_ended_with_its_table(done)
-    for name in ("log.txt", "summary.json", "versions.json", "episodes.jsonl"):
-        assert name in done.stderr.splitlines()[-1]
-    assert_whole(tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(
-    tmp_path: Path,
-) -> None:
-    assert finished(*TINY, "run_dir=run", folder=tmp_path).returncode == 0
-    config, metrics = (tmp_path / "run" / name for name in ("config.yaml", "metrics.jsonl"))
-    before = config.read_bytes()
-    first = lines(metrics)
-    done = finished(*TINY, "rounds=3", "resume=run", folder=tmp_path, limits=at_most(5000))
-    assert_ended_with_its_table(done)
-    assert config.read_bytes() == before
-    assert lines(metrics) == first
-    (kept,) = (tmp_path / "run").glob("checkpoint*")
-    assert kept.name == "checkpoint_000002.pt"
-    assert finished(*TINY, "rounds=3", "resume=run", folder=tmp_path).returncode == 0
-    assert [json.loads(line)["round"] for line in lines(metrics)] == [1, 2, 3]
-
-
-def file_systems_can_be_mounted() -> bool:
-    tools = shutil.which("unshare"), shutil.which("mount")
-    if None in tools:
-        return False
-    tried = subprocess.run(
-        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=60
-    )
-    return tried.returncode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not file_systems_can_be_mounted(), reason="no file system can be mounted here")
-@pytest.mark.parametrize("room", ["16k", "64k"])
-def test_a_run_on_a_file_system_that_is_full_ends_with_its_table(tmp_path: Path, room: str) -> None:
-    (tmp_path / "small").mkdir()
-    # the file system is gone with the process: what lies in it is copied before
-    script = (
-        f'mount -t tmpfs -o size={room} tmpfs small && "$@"; status=$?; cp -r small/run '
-        "copy; exit $status"
-    )
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", *command(*TINY, "run_dir=small/run")],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert_ended_with_its_table(done)
-    assert done.stderr.count("\n") == 1
-    assert "the newest checkpoint" in done.stderr
-    assert "No space left on device" in done.stderr
-    assert "telemetry lacks 8 env-steps" in done.stdout
-    assert_whole(tmp_path / "copy")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_checkpoint_that_is_written_later_is_no_failure(tmp_path: Path) -> None:
-    process = started(*TINY, "rounds=60", "checkpoint_every=1", "run_dir=run", folder=tmp_path)
-    log = tmp_path / "run" / "log.txt"
-    run = tmp_path / "run"
-    wait_until(lambda: bool(list(run.glob("checkpoint*"))), process)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (30000, resource.RLIM_INFINITY))
-    wait_until(lambda: "could not be written" in log.read_text(), process)
-    no_limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, no_limit)
-    _, told = process.communicate(timeout=PATIENCE)
-    assert told == ""
-    assert process.returncode == 0
-    kept = [path.name for path in sorted(run.glob("checkpoint*"))]
-    assert kept == ["checkpoint_000059.pt", "checkpoint_000060.pt"]
-    assert len(lines(run / "metrics.jsonl")) == 60

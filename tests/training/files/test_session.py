@@ -1,19 +1,13 @@
 """What surrounds a run: what its log says at the end, what could not be written, who reads it."""
 
-import io
-import os
 import re
 import signal
-import sys
-import time
-from logging import StreamHandler, getLogger
 from pathlib import Path
 
 import pytest
 
-from esper_soa.system.console import null_stream
 from esper_soa.system.errors import PrunedError, RankLostError, UserError
-from esper_soa.system.files import LOGGER, IncompleteError
+from esper_soa.system.files import IncompleteError
 from esper_soa.system.signals import Interrupted
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
@@ -55,26 +49,6 @@ def test_an_end_that_is_no_fault_of_the_program_is_a_line_of_the_log(
     assert logged(folder) == [f"DEBUG ended: {error}"] * (1 if isinstance(error, UserError) else 2)
 
 
-def test_lines_wait_until_the_log_has_room_and_no_other_logger_hears_them(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_the_caller = StreamHandler(io.StringIO())
-    monkeypatch.setattr(getLogger(), "handlers", [of_the_caller])
-    folder.log.mkdir()
-    with session(folder, verbose=0) as opened:
-        assert 0 <= time.monotonic() - opened.begin < 60
-        LOGGER.warning("first")
-        assert str(opened.write_errors) == "log.txt could not be written (Is a directory)"
-        folder.log.rmdir()
-        LOGGER.debug("second")
-        assert str(opened.write_errors) == ""
-    assert logged(folder) == ["WARNING first", "DEBUG second"]
-    assert of_the_caller.stream.getvalue() == ""
-    if Path("/proc/self/fd").exists():
-        names = {os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()}
-        assert str(folder.log.resolve()) not in names
-
-
 def test_a_part_of_the_work_has_a_folder_below_and_its_failures_count(folder: RunFolder) -> None:
     (folder.path / "task").mkdir()  # of a run that goes on
     with session(folder, verbose=0) as opened:
@@ -87,14 +61,3 @@ def test_a_part_of_the_work_has_a_folder_below_and_its_failures_count(folder: Ru
             opened.finish()
     assert str(caught.value) == f"{folder.path}: task/a could not be written (full)"
     assert opened.claim is not None
-
-
-def test_that_nobody_reads_any_more_is_said_once_at_the_end_at_the_latest(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdout", null_stream("Broken pipe"))
-    with session(folder) as opened:
-        opened.finish()
-        opened.finish()
-    told = "WARNING console  is gone (Broken pipe): the log alone has what is said"
-    assert logged(folder) == [told]

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
@@ -24,14 +22,11 @@ from esper_soa.config.settings import (
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_samples
-from esper_soa.system.errors import SettingError, UserError
-from esper_soa.system.files import IncompleteError
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.saved_run import SavedRun, read_run
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.evaluation import (
     Scores,
-    build_agent,
     evaluation_settings,
     judge,
     verdict_table,
@@ -41,7 +36,6 @@ from esper_soa.training.results.final_table import as_text
 from esper_soa.training.results.final_test import measure_test
 from esper_soa.training.results.statistics import mean_interval
 from tests.builders.equal_runs import CPU, settings
-from tests.builders.program import contents, finished
 from tests.builders.recording_agent import Witnessed, witnessed_round
 from tests.builders.tiny_runs import evaluate, fresh, log_of
 
@@ -165,22 +159,6 @@ def test_progress_counts_the_env_steps_of_all_policies(evaluated: RunFolder) -> 
     assert f"ppo  {every}/{every} env-steps" in told[-1]
 
 
-def test_an_evaluation_tells_policy_data_and_its_table(evaluated: RunFolder, trained: Path) -> None:
-    told = [one for one in log_of(evaluated.path) if " env-steps  left " not in one]
-    table = (evaluated.path / "evaluation.txt").read_text().splitlines()
-    source = load_samples(TRAINED.data, CPU).source
-    assert told == [
-        f"INFO policy   {RunFolder(trained).checkpoint(1)}, after 1 rounds",
-        f"INFO data     {source}",
-        *(f"DEBUG {line}" for line in table),
-        f"INFO files    {evaluated.path}",
-    ]
-    amount = "2 episodes of 2 envs and 6 env-steps, means with 95% t intervals"
-    assert table[0] == f"tiny on synthetic: {amount}"
-    mine, its = (json.loads(one.versions.read_text()) for one in (evaluated, RunFolder(trained)))
-    assert mine == its
-
-
 def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict, trained: Path) -> None:
     first = samples(found, "wait")["net"]
     for name in ("wait", "random", "ppo"):
@@ -202,24 +180,6 @@ def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict, trai
         **{"deterministic": False, "confidence": 0.95},
         "data": {"name": source.name, "source": source.source, "identity": source.identity},
     }
-
-
-def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
-    trained: Path, saved: SavedRun, world: World
-) -> None:
-    for deterministic in (False, True):
-        cfg = settings_of(saved, asked(trained, deterministic=deterministic))
-        agent = build_agent("ppo", cfg, world, saved)
-        assert isinstance(agent, RecurrentPolicy)
-        assert agent.deterministic is deterministic
-        for name, value in learned(saved).state_dict().items():
-            assert torch.equal(agent.state_dict()[name], value), name
-    played = witnessed_round(world, agent, 0)
-    for decision in played.decisions:
-        assert (decision.log_probs[:, 7].exp() >= 1 / 6).all()  # the likeliest of at most six
-    drawn = witnessed_round(world, learned(saved), 0)
-    pairs = zip(played.actions, drawn.actions, strict=True)
-    assert any((one.op != other.op).any() for one, other in pairs)
 
 
 def test_task_data_reward_and_rules_are_those_of_the_checkpoint(
@@ -300,124 +260,9 @@ def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None
     }
 
 
-def test_what_an_evaluation_cannot_write_is_named_at_its_end(trained: Path, tmp_path: Path) -> None:
-    names = ("versions.json", "evaluation.json", "evaluation.txt")
-    for name in names:
-        (tmp_path / name).mkdir()
-    own = {"policies": ["wait"], "episodes": 1, "compute": ComputeConfig(threads=2, workers=1)}
-    with pytest.raises(IncompleteError) as caught:
-        evaluate(asked(trained, **own), RunFolder(tmp_path))
-    told = f"{tmp_path}: {', '.join(names)} could not be written (Is a directory)"
-    assert str(caught.value) == told
-    assert torch.get_num_threads() == 2
-
-
-def test_the_same_again_and_in_other_company_is_the_same(
-    found: dict, trained: Path, tmp_path: Path
-) -> None:
-    folder = RunFolder(tmp_path)
-    evaluate(asked(trained, policies=["random", "wait"]), folder)
-    again = json.loads(folder.evaluation.read_text())
-    assert list(again["policies"]) == ["random", "wait"]
-    for name in again["policies"]:
-        assert samples(again, name) == samples(found, name)
-    first = again["policies"]["random"]["means"]["net"]["mean"]
-    lead = again["policies"]["wait"]["net_less_first"]
-    assert lead["low"] <= lead["mean"] <= lead["high"]
-    assert lead["mean"] == pytest.approx(again["policies"]["wait"]["means"]["net"]["mean"] - first)
-    assert "test - rent" in (tmp_path / "evaluation.txt").read_text()
-
-
 def test_the_rent_is_the_logarithm_of_the_growth_up_to_a_limit() -> None:
     # 0.5 ln(1 + growth), at most 1.5; growth is taken of at least 200 parameters
     reward = RewardConfig()
     assert final_rents([1000.0, 3000.0], 1000, reward) == [0.0, pytest.approx(0.5 * math.log(3))]
     assert final_rents([300.0], 100, reward) == [pytest.approx(0.5 * math.log(2))]
     assert final_rents([1e9], 1000, reward) == [1.5]
-
-
-def test_the_learned_policy_of_a_scripted_run_is_refused(tmp_path: Path) -> None:
-    fresh(settings("wait", rounds=1), tmp_path)
-    with pytest.raises(
-        SettingError,
-        match=(
-            r"^policies=ppo: must be other than ppo: the checkpoint is of policy wait\. It "
-            r"has learned nothing\.$"
-        ),
-    ):
-        evaluate(asked(tmp_path), RunFolder(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        (
-            {"policies": []},
-            (
-                r"^policies=\[\]: must be a list of 1 to 64 items, each one of ppo, random, "
-                r"wait, schedule, heuristic, or module:name of your own agent\.$"
-            ),
-        ),
-        (
-            {"policies": ["wait", "wait"]},
-            (r"^policies=\['wait', 'wait'\]: must be without repetition\.$"),
-        ),
-        (
-            {"policies": ["best"]},
-            (
-                r"^policies=best: must be one of ppo, random, wait, schedule, heuristic, or "
-                r"module:name of your own agent\.$"
-            ),
-        ),
-        ({"episodes": 0}, r"^episodes=0: must be in \[1, 1000000\]\.$"),
-        ({"confidence": 1.0}, r"^confidence=1\.0: must be in \(0, 1\)\.$"),
-        ({"checkpoint": ""}, r"^checkpoint='': must be a checkpoint or a run folder\.$"),
-        ({"checkpoint": "auto"}, r"^checkpoint=auto: must be a checkpoint or a run folder\.$"),
-    ],
-)
-def test_a_setting_that_cannot_work_is_refused(changed: dict, told: str) -> None:
-    with pytest.raises(SettingError, match=told):
-        asked(Path("x"), **changed)
-
-
-def test_a_checkpoint_with_foreign_settings_is_refused(trained: Path) -> None:
-    saved = read_run(RunFolder(trained).checkpoint(1), CPU)
-    saved.settings["wings"] = 2
-    with pytest.raises(
-        UserError,
-        match=(
-            r"^checkpoint: its settings are not those of this program \(Key 'wings' not in "
-            r"'TrainConfig' full_key: wings object_type=TrainConfig\)$"
-        ),
-    ):
-        settings_of(saved, asked(trained))
-
-
-def test_the_command_leaves_its_settings_and_what_led_to_them(
-    trained: Path, tmp_path: Path
-) -> None:
-    words = [f"checkpoint={trained}", "run_dir=judged", "episodes=1", "policies=[wait]"]
-    words += ["compute.engine=torch", "compute.threads=1", "compute.workers=1"]
-    done = finished(*words, folder=tmp_path, program="evaluate")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = contents(tmp_path / "judged")
-    assert [*found] == [
-        *(".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml"),
-        *("evaluation.json", "evaluation.txt", "log.txt", "overrides.txt", "versions.json"),
-    ]
-    assert found["overrides.txt"].decode().splitlines() == words
-    assert yaml.safe_load(found[".hydra/overrides.yaml"]) == words
-    assert [*yaml.safe_load(found[".hydra/hydra.yaml"])] == ["hydra"]
-    for name in ("config.yaml", ".hydra/config.yaml"):
-        config = yaml.safe_load(found[name])
-        given = config["checkpoint"], config["run_dir"], config["policies"]
-        assert given == (str(trained), "judged", ["wait"])
-
-
-def test_the_command_line_refuses_a_path_that_leads_nowhere(
-    tmp_path: Path,
-) -> None:
-    done = finished("checkpoint=nowhere", folder=tmp_path, program="evaluate")
-    assert done.returncode == 2
-    assert done.stderr == "error: checkpoint=nowhere: there is no such file or folder\n"
-    assert list(tmp_path.iterdir()) == []

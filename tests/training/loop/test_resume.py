@@ -1,13 +1,10 @@
 """A run that was stopped, killed or refused: what goes on equals what was undisturbed."""
 
-import json
-import os
 import random
 import shutil
 import signal
 import subprocess
 import time
-from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,32 +13,26 @@ import pytest
 from esper_soa.config.agent import PPOConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.nets import DataConfig
-from esper_soa.config.settings import TrainConfig, flat_settings, settings_from_yaml
+from esper_soa.config.settings import TrainConfig, settings_from_yaml
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.nets.data.datasets import load_samples
 from esper_soa.system.errors import UserError
 from esper_soa.system.signals import Interrupted
 from esper_soa.system.versions import package_versions
-from esper_soa.training.files.checkpoint import save_checkpoint
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.saved_run import SavedRun, SavedTask
 from esper_soa.training.loop.recorder import Recorder
 from esper_soa.training.loop.resume import (
     changes,
-    check_data,
     check_settings,
     cut_back,
     drop_checkpoints,
-    may_change,
-    version_changes,
 )
 from esper_soa.training.results.anomalies import WatchState
 from esper_soa.training.results.totals import RunTotals
-from esper_soa.training.start.begin import resume_start
 from tests.builders.equal_runs import ROUNDS, STEPS, assert_equal_runs, lines, settings
 from tests.builders.lanes import some_of
 from tests.builders.program import PATIENCE, TINY, command, contents, started, wait_until
-from tests.builders.tiny_runs import fresh, log_of, records, resumed, run, signal_at
+from tests.builders.tiny_runs import fresh, log_of, records, resumed, signal_at
 
 
 @pytest.fixture(scope="module")
@@ -129,21 +120,6 @@ def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
         }
 
 
-def test_lines_of_every_round_are_written_to_the_disk_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced = Counter[str]()
-    plain = os.fsync
-
-    def watched(number: int) -> None:
-        synced[os.readlink(f"/proc/self/fd/{number}")] += 1
-        plain(number)
-
-    monkeypatch.setattr(os, "fsync", watched)
-    fresh(settings("wait", rounds=2, steps=1), tmp_path)
-    assert [synced[f"{tmp_path}/{name}.jsonl"] for name in ("metrics", "episodes")] == [2, 2]
-
-
 def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "copy")
     (tmp_path / "copy" / "log.txt").unlink()
@@ -207,27 +183,12 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     assert contents(undisturbed) == before
 
 
-FREE = {
-    *("name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep"),
-    *("profile", "report", "resume", "track", "ranks", "restarts", "data.name", "data.root"),
-    *("compute.workers", "compute.threads", "compute.env_chunk", "compute.compile"),
-    *("compute.engine", "compute.cuda_graphs"),
-}
-
-
 def saved_run(cfg: TrainConfig, **changed: object) -> SavedRun:
     """A checkpoint of 2 rounds on one task."""
     data = {"name": "own", "source": "own (there).", "identity": "abc"}
     tasks = {"tiny": SavedTask(RunTotals(rounds_done=2), data)}
     saved = SavedRun(tasks, asdict(cfg), package_versions(), WatchState(), 50.0, None)
     return replace(saved, **changed)  # type: ignore[arg-type]
-
-
-def test_what_decides_no_number_may_change() -> None:
-    names = {*flat_settings(asdict(TrainConfig()))}
-    free = {name for name in names if may_change(name) and not name.startswith("telemetry.")}
-    assert free == FREE
-    assert all(may_change(name) for name in names if name.startswith("telemetry."))
 
 
 def test_changes_are_those_of_what_was_there_and_of_todays_defaults() -> None:
@@ -249,39 +210,6 @@ def test_changes_are_those_of_what_was_there_and_of_todays_defaults() -> None:
         UserError, match="^rounds=1: must be at least 2, which the checkpoint has done already$"
     ):
         check_settings(saved, replace(cfg, rounds=1))
-
-
-def test_packages_that_are_others_and_samples_that_are_none_of_the_run_are_told(
-    tmp_path: Path,
-) -> None:
-    here = package_versions()
-    saved = saved_run(settings(), versions=here | {"torch": "1.0", "numpy": None})
-    folder = RunFolder(tmp_path)
-    lines = [
-        f"{name}: {old} -> {here[name]}: results may differ in rounding"
-        for name, old in (("torch", "1.0"), ("numpy", None))
-    ]
-    lines.sort(key=lambda line: [*here].index(line.partition(":")[0]))
-    assert version_changes(saved, folder, "native") == lines
-    assert version_changes(saved_run(settings()), folder, "native") == []
-    folder.versions.write_text(json.dumps({"kernels": {"engine": "torch"}}))
-    remedy = "results differ in rounding (compute.engine=torch asks for it again)"
-    assert version_changes(saved, folder, "native") == [
-        *lines,
-        f"engine: torch -> native: {remedy}",
-    ]
-    assert version_changes(saved, folder, "torch") == lines
-    for damaged in ("{", "[]", '{"kernels": 3}', "{}"):
-        folder.versions.write_text(damaged)
-        assert version_changes(saved, folder, "native") == lines
-    source = load_samples(settings().data, "cpu")
-    with pytest.raises(UserError) as caught:
-        check_data(saved.task("tiny"), source)
-    told = f"It was made on own (there). This is {source.source}"
-    problem = "resume: the images are not those of the checkpoint."
-    assert str(caught.value) == f"{problem} {told}"
-    with pytest.raises(UserError, match="the checkpoint has no task other, but tiny"):
-        saved.task("other")
 
 
 def test_files_of_later_rounds_are_dropped(
@@ -319,22 +247,6 @@ def test_files_of_later_rounds_are_dropped(
     assert str(caught.value) == f"resume: {tmp_path} {problem}"
 
 
-def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:
-    with_torch = replace(settings().compute, engine="torch")
-    fresh(settings("wait", rounds=1, compute=with_torch), tmp_path)
-    assert json.loads((tmp_path / "versions.json").read_text())["kernels"]["engine"] == "torch"
-    resumed(settings("wait", rounds=2, compute=with_torch), tmp_path)
-    changed = (
-        "WARNING resume   changed engine: torch -> native: results differ in rounding "
-        "(compute.engine=torch asks for it again)"
-    )
-    assert changed not in log_of(tmp_path)
-    resumed(settings("wait", rounds=3, compute=replace(with_torch, engine="auto")), tmp_path)
-    assert changed in log_of(tmp_path)
-    (tmp_path / "versions.json").write_text("{}")
-    resumed(settings("wait", rounds=3, compute=with_torch), tmp_path)
-
-
 def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -346,54 +258,6 @@ def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew
     resumed(settings(), tmp_path)
     assert_equal_runs(undisturbed, tmp_path)
     assert list(tmp_path.glob("*.tmp")) == []
-
-
-def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    resume_start("auto", "", "trial").folder.path.rmdir()
-    names = (
-        "2026-01-01_00-00-09",
-        "2026-01-01_00-00-10",
-        "2026-01-01_00-00-11",
-        "sweep_2027-01-01",
-    )
-    older, newer, *_ = folders = [tmp_path / "runs" / "trial" / name for name in names]
-    for folder in folders:
-        folder.mkdir()
-    for name in ("checkpoint_000009.pt", "checkpoint_000010.pt"):
-        save_checkpoint(older / name, {})
-        save_checkpoint(newer / name, {})
-    start = resume_start("auto", "", "trial")
-    assert start == (RunFolder(newer), newer / "checkpoint_000010.pt")
-
-
-def test_auto_takes_a_folder_whose_run_ended_before_its_first_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"round":1}\n')
-    start = resume_start("auto", str(tmp_path), "trial")
-    assert start == (RunFolder(tmp_path), None)
-    run(settings("wait", rounds=1, steps=1, resume="auto"), start.folder, start.checkpoint)
-    told = "INFO resume   no checkpoint was found: the run starts afresh\n"
-    assert told in start.folder.log.read_text()
-    (line,) = lines(tmp_path)
-    assert line["env_steps"] == 2
-
-
-@pytest.mark.parametrize(
-    ("resume", "told"),
-    [
-        ("nowhere", "there is no such file or folder"),
-        ("nowhere/checkpoint_000001.pt", "there is no such file or folder"),
-        (".", r"there is no checkpoint in this folder\. Give a checkpoint or a run folder"),
-    ],
-)
-def test_a_resume_that_leads_nowhere_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str, told: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"^resume={resume}: {told}$"):
-        resume_start(resume, "", "trial")
 
 
 SMALL = [*TINY, f"rounds={ROUNDS}", "control=none", "checkpoint_every=1", "telemetry.progress=off"]

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from esper_soa.agent.scripted import SchedulePolicy
 from esper_soa.config.agent import ImitationConfig
@@ -13,7 +12,6 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import (
     OF_A_TASK,
-    ComputeConfig,
     EvaluateConfig,
     TelemetryConfig,
     TrainConfig,
@@ -24,16 +22,11 @@ from esper_soa.config.settings import (
 from esper_soa.lab.run_folders import find_run_folders
 from esper_soa.simulator import Simulator
 from esper_soa.system.errors import UserError
-from esper_soa.system.files import IncompleteError
 from esper_soa.training.files.checkpoint import load_checkpoint
 from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.files.session import session
 from esper_soa.training.loop.build import build_world
-from esper_soa.training.loop.callbacks import Callback
 from esper_soa.training.loop.players import build_players
 from esper_soa.training.loop.resume import may_change
-from esper_soa.training.loop.task import TaskRun
-from esper_soa.training.loop.trainer import run_in_session
 from esper_soa.training.start.runs import open_run
 from tests.builders.equal_runs import CPU, same, settings
 from tests.builders.tiny_runs import evaluate, fresh, log_of, records, resumed, timeless
@@ -89,29 +82,6 @@ def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -
         for kind in ("best", "hosts"):
             files = [RunFolder(one).network_files(kind)[-1] for one in (mine, its)]
             assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_what_neither_tasks_nor_their_run_can_write_is_named_at_the_end(tmp_path: Path) -> None:
-    begun = ("versions.json", "tiny/versions.json", "tiny/config.yaml")
-    ended = ("best.pt", "summary.json", "checkpoint_000001.pt", "tiny/metrics.jsonl")
-    threads = []
-
-    class Blocking(Callback):
-        def on_run_start(self, run: TaskRun) -> None:
-            threads.append(torch.get_num_threads())
-            for name in (*ended, "tiny/summary.json"):
-                (tmp_path / name).mkdir(exist_ok=True)
-
-    for name in begun:
-        (tmp_path / name).mkdir(parents=True)
-    cfg = together(rounds=1, compute=ComputeConfig(threads=3, workers=1))
-    with session(RunFolder(tmp_path)) as opened, pytest.raises(IncompleteError) as caught:
-        run_in_session(opened, cfg, None, callbacks=[Blocking()])
-    named = "versions.json, best.pt, the newest checkpoint, summary.json, tiny/versions.json, "
-    named += "tiny/config.yaml, tiny/metrics.jsonl, tiny/summary.json"
-    told = f"{tmp_path}: {named} could not be written (Is a directory)"
-    assert str(caught.value) == told
-    assert threads == [3, 3]
 
 
 def test_players_of_several_tasks_share_a_learner_and_each_has_its_teacher() -> None:
@@ -217,15 +187,6 @@ def test_tasks_are_what_the_settings_make_of_each_alone() -> None:
     assert settings_from_yaml(settings_yaml(cfg)) == cfg
 
 
-def test_without_a_choice_every_task_has_data_of_its_kind() -> None:
-    cfg = compose_settings("smoke", ["data=auto", "tasks=[cifar_impaired,text_small]"])
-    assert [one.data.name for one in cfg.by_task.values()] == ["auto", "text"]
-    longer = ["data=auto", "task=text_small", "task.transformer.context=16"]
-    assert compose_settings("smoke", longer).data.context == 16
-    rooted = ["data=auto", "data.root=images", "task=text_small"]
-    assert compose_settings("smoke", rooted).data.name == "auto"
-
-
 def test_one_policy_plays_hosts_of_images_and_of_text(tmp_path: Path) -> None:
     text = settings(envs=1, steps=2, rounds=1, val_samples=4, slots=["r0c1"])
     read = compose_settings("smoke", ["data=auto", "task=text_small"])
@@ -312,9 +273,3 @@ def test_what_cannot_be_played_together_is_refused_by_name(words: list[str], tol
     with pytest.raises(UserError) as caught:
         compose_settings("smoke", words)
     assert str(caught.value) == told
-
-
-def test_tasks_without_a_learning_policy_may_offer_other_blueprints() -> None:
-    words = "tasks=[cifar_impaired,'cifar_minimal +task.blueprints=[norm,my:Own]']"
-    cfg = compose_settings("smoke", [words, "policy=wait"])
-    assert [one.task.blueprints[-1] for one in cfg.by_task.values()][1] == "my:Own"

@@ -114,95 +114,6 @@ time     1m05s for 30 env-steps and 10 of the control
     )
 
 
-def test_a_resumed_run_on_texts_of_its_envs_without_a_control_is_told_so() -> None:
-    (episode,) = SUMMARY.grown.episodes
-    own = replace(episode, settings={"data.name": ["a", "b"]})
-    own_texts = replace(
-        SUMMARY,
-        grown=HostScore("ppo", [own, own]),
-        control=None,
-        policy_init="grower",
-        samples="windows",
-        rollbacks=3,
-        rounds_before=2,
-        env_steps_before=20,
-        pareto=Pareto(4, hypervolume=0.0),
-    )
-    rules = "─" * 47, "─" * 58
-    seen = "V=128 validation windows of its data set, which rewards see too"
-    assert (
-        shown(own_texts)
-        == f"""\
-trial: cifar_baseline on fashion32 (embedded), policy ppo from grower, cpu
-  last env-step                           grown
- {rules[0]}
-  test accuracy, mean over hosts (%)      51.50
-  test accuracy, best host (%)            50.00
-  validation accuracy, mean (%)           44.50
-  test accuracy - rent, mean over hosts   50.75
-  parameters, mean over hosts             7,500
-  training GFLOP, mean over hosts             4
-  settings by env   hosts   test accuracy (%)   parameters
- {rules[1]}
-  data.name=b           2               53.00        8,001
-  data.name=a           2               50.00        7,000
-measured 2 hosts x 2 episodes (the last rounds), each on all test windows of its data set
-chosen   best host by accuracy on {seen}
-seeds    9 germinated, 6 blended, 4 fossilized, 2 pruned
-governor 3 rollbacks to a snapshot
-reward   -1.25 per episode in the last of 3 rounds
-outcome  4 episodes on the Pareto front of accuracy, stability and size
-speed    2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)
-time     1m05s for 10 of 30 env-steps (the others before the run was resumed)
-"""
-    )
-    cut_off = replace(SUMMARY, rounds_before=2, control_cut_off=3)
-    assert "the run was resumed) and 7 of the control\n" in shown(cut_off)
-
-
-@pytest.mark.parametrize(
-    ("losses", "cells"),
-    [
-        ((225.0, 226.0), "5.203e+97 1.414e+98 x 0.368"),
-        ((2000.0, 2000.0), "inf inf x 1"),
-        ((2000.0, 3.0), "inf 20.09 x inf"),
-    ],
-)
-def test_losses_beyond_the_range_of_an_exponential_end_in_a_table(
-    losses: tuple[float, float], cells: str
-) -> None:
-    grown, control = (
-        replace(score, episodes=[replace(score.episodes[0], test_losses=[loss, loss])])
-        for score, loss in zip((SUMMARY.grown, SUMMARY.control), losses, strict=True)
-        if score is not None
-    )
-    text = shown(replace(SUMMARY, grown=grown, control=control, perplexity=True))
-    assert row(text, "test perplexity, mean over hosts") == cells
-
-
-@pytest.mark.parametrize(
-    ("scale", "unit", "cells"),
-    [
-        (33.3e-6, "MFLOP", "0.133 0.0666"),
-        (1e-3, "MFLOP", "4 2"),
-        (1.0, "GFLOP", "4 2"),
-        (9.9, "GFLOP", "39.6 19.8"),
-        (1e3, "TFLOP", "4 2"),
-        (1e6, "TFLOP", "4,000 2,000"),
-    ],
-)
-def test_training_flop_are_told_in_a_unit_that_fits(scale: float, unit: str, cells: str) -> None:
-    def scaled(score: HostScore) -> HostScore:
-        (one,) = score.episodes
-        return replace(
-            score, episodes=[replace(one, train_flop=[scale * flop for flop in one.train_flop])]
-        )
-
-    assert SUMMARY.control is not None
-    text = shown(replace(SUMMARY, grown=scaled(SUMMARY.grown), control=scaled(SUMMARY.control)))
-    assert row(text, f"training {unit}, mean over hosts") == f"{cells} x 2.00"
-
-
 def test_several_episodes_are_compared_host_by_host_and_round_by_round(tmp_path: Path) -> None:
     assert SUMMARY.control is not None
     more = Episode([50.0, 51.0], [60.0, 61.0], [9000.0, 9000.0], [59.0, 60.0], [6e9, 6e9])
@@ -252,16 +163,6 @@ def test_hosts_whose_accuracy_is_not_finite_are_left_out_and_said() -> None:
     assert row(text, "test accuracy, best host (%)").startswith("54.00 ")
     assert "left out 1 pairs with an accuracy that is not finite" in text
     assert "left out" not in shown(SUMMARY)
-
-
-def test_no_finite_accuracy_at_all_is_told_and_written(tmp_path: Path) -> None:
-    nothing = HostScore("ppo", [Episode([math.nan], [math.nan], [7000.0], [math.nan], [math.nan])])
-    summary = replace(SUMMARY, grown=nothing, control=replace(nothing, name="static_final"))
-    text = shown(summary)
-    assert "Nothing to compare with the control (final topology from the start): no pair" in text
-    write_summary(summary, tmp_path / "summary.json")
-    assert json.loads((tmp_path / "summary.json").read_text())["grown"]["test_accuracy"] is None
-    assert "nan" in shown(replace(summary, control=None))
 
 
 def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from esper_soa.env.env import NO_OBSERVER, Observer
 from esper_soa.env.step import StepData
 from esper_soa.training.files.run_folder import open_run_folder
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
-from esper_soa.training.results.profile import PhaseProfile, TraceProfile, make_profile, shares
+from esper_soa.training.results.profile import PhaseProfile, TraceProfile, make_profile
 from esper_soa.training.results.progress import LOGGER, Progress
 from tests.builders.tiny_runs import run
 from tests.builders.tiny_world import CPU, tiny_world
@@ -53,57 +53,6 @@ def test_a_lap_takes_what_passed_since_the_lap_before() -> None:
     clock.time = 7.0
     profile.on_phase_end("policy")
     assert profile.take() == {"policy": 1.0}, "counting did not begin anew"
-
-
-def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
-    # 10 s of training; two threads fed for 1 + 3 and 2 s: 3 s each on average.
-    profile, clock = by_hand()
-    profile.fed = {1: 1.0 + 3.0, 2: 2.0}
-    clock.time = 10.0
-    profile.on_phase_end("training")
-    assert profile.take() == {"training": 7.0, "data": 3.0}
-
-
-class HandEvent:
-    """An event in a stream, read once the stream has come to the last one."""
-
-    clock = HandClock()
-    reached = -1.0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.time = self.clock()
-
-    def synchronize(self) -> None:
-        HandEvent.reached = self.time
-
-    def elapsed_time(self, end: "HandEvent") -> float:
-        assert end.time <= self.reached
-        return 1000 * (end.time - self.time)
-
-
-def test_phases_on_cuda_are_timed_by_events_that_are_read_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", HandEvent)
-    profile = PhaseProfile(torch.device("cuda"))
-    data = tiny_world(2, 1, 4).work(0)
-    assert profile.watch(data) is data
-    for start in (0.0, 6.0):
-        before = HandEvent.reached
-        for phase, moment in (("training", 3.0), ("state", 4.0), ("training", 6.0)):
-            HandEvent.clock.time = start + moment
-            profile.on_phase_end(phase)
-        assert HandEvent.reached == before
-        assert profile.take() == {"training": 5.0, "state": 1.0}
-
-
-def test_shares_come_in_one_order_and_sum_to_all() -> None:
-    text = shares({"update": 1.0, "training": 2.0, "mine": 1.0})
-    assert text == "training 50.0 %, update 25.0 %, mine 25.0 %"
-    assert shares({"training": 0.0}) == "training 0.0 %", "by a clock that did not move"
 
 
 def played(profile: Observer, steps: int = 3) -> EpisodeRunner:
@@ -189,34 +138,11 @@ def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
     assert (shapes["aten::add"][0], shapes["aten::mul"][0]) == ([3], [3])
 
 
-def test_a_run_too_short_for_a_trace_says_so(
-    tmp_path: Path, told: pytest.LogCaptureFixture
-) -> None:
-    profile = make_profile("torch", CPU, tmp_path)
-    profile.env_step()
-    profile.close()
-    assert told.messages[0] == "profile  no trace: it needs 7 env-steps in a run"
-    assert not (tmp_path / "trace.json").exists()
-
-
 def run_with(profile: str, folder: Path) -> str:
     """The log of a run of two rounds of four env-steps."""
     settings = compose_settings("smoke", [*TINY, f"profile={profile}"])
     run(settings, open_run_folder(str(folder), settings.name))
     return (folder / "log.txt").read_text()
-
-
-def test_a_run_tells_its_phases_once_per_update(tmp_path: Path) -> None:
-    lines = [
-        line for line in run_with("phases", tmp_path / "run").splitlines() if "phases  " in line
-    ]
-    labels = [line.partition("phases   ")[2].split(":")[0] for line in lines]
-    assert labels == ["round 1/2", "round 2/2"]
-    assert re.search(r" INFO phases   round 1/2: training .* % of \d+\.\d s$", lines[0])
-    shown = dict(re.findall(r"([a-z]+) ([0-9.]+) %", lines[1]))
-    phases = "training validation data state policy update telemetry reset files"
-    assert list(shown) == phases.split()
-    assert sum(map(float, shown.values())) == pytest.approx(100, abs=0.5)
 
 
 def test_a_run_leaves_its_trace_in_its_folder(tmp_path: Path) -> None:

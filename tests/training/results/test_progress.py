@@ -73,21 +73,6 @@ def test_env_steps_that_are_left_out_are_no_longer_waited_for(live: bool) -> Non
         assert fact in shown
 
 
-def test_unknown_numbers_show_as_dashes() -> None:
-    clock = Clock()
-    console = plain_console()
-    with Progress(total=1, console=console, clock=clock) as progress:
-        progress.advance(1, "start", accuracy=math.nan, reward=math.nan)
-    assert written(console) == ["start  1/1 env-steps  left --  -- EPS  accuracy -- %  reward --"]
-
-
-def test_progress_can_be_switched_off() -> None:
-    console = plain_console()
-    with Progress(total=1, console=console, style="off") as progress:
-        progress.advance(1, "start", accuracy=1.0, reward=1.0)
-    assert written(console) == []
-
-
 def test_a_terminal_gets_a_live_bar_with_the_same_facts() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     clock = Clock()

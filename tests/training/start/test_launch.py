@@ -30,7 +30,6 @@ from esper_soa.training.files.run_folder import RunFolder, rounds_of
 from esper_soa.training.files.session import session
 from esper_soa.training.start.begin import LaunchedRank, launched_rank, make_run_folder
 from esper_soa.training.start.launch import (
-    _end_rank,
     _failure_of,
     _first_fault,
     _stop_with,
@@ -159,47 +158,6 @@ def test_two_ranks_play_and_learn_what_one_process_does(
         assert [path.name for path in files[0]] == [path.name for path in files[1]]
         assert files[0][-1].read_bytes() == files[1][-1].read_bytes()
     assert "ranks: 2" in lines(shared / "config.yaml")
-
-
-@pytest.mark.slow  # test_two_ranks_play_and_learn_what_one_process_does is the cheap twin
-def test_two_ranks_play_what_one_process_does_where_episodes_end_early(tmp_path: Path) -> None:
-    """Those of the second rank all do, long before the first rank's are over."""
-    asked = "early_stop.patience=5 early_stop.min_steps=4 steps=10 val_samples=64"
-    early = (*shlex.split(asked), "telemetry.level=full")
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    one = played(tmp_path / "one", *early, rounds=2)
-    shared = played(tmp_path / "two", *early, "ranks=2", rounds=2)
-    agree(one, shared, range(1, 3))
-    for name in ("choices", "subsets"):
-        assert table(one, name, 1) == table(shared, name, 1)
-    ends = [json.loads(line)["env_steps"] for line in lines(one / "episodes.jsonl")][:5]
-    assert max(ends[3:]) < max(ends[:3]) == 10
-    summaries = [json.loads((path / "summary.json").read_text()) for path in (one, shared)]
-    for part in ("grown", "control", "telemetry"):
-        assert summaries[0][part] == summaries[1][part]
-
-
-@pytest.mark.slow
-def test_two_ranks_give_each_env_what_one_process_does(tmp_path: Path) -> None:
-    """Lists of settings, longer or shorter than a rank's share, and draws."""
-    own = shlex.split(
-        "task.host_lr=log_uniform(0.005,0.2) reward.rent_weight=[0.1,3,1] data.label_noise=[0,0.5] "
-        "early_stop.length=uniform(3,6) gates.min_blending_steps=[1,2,3,1] reward=net "
-        "reward.flop_weight=[0,2] policy.observe=[reward.rent_weight,task.host_lr] "
-        "telemetry.level=full data.name=[synthetic,fashion32]"
-    )
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    one = played(tmp_path / "one", *own)
-    shared = played(tmp_path / "two", *own, "ranks=2")
-    agree(one, shared, range(1, 3))
-    summaries = [json.loads((path / "summary.json").read_text()) for path in (one, shared)]
-    for part in ("grown", "control", "configurations"):
-        assert summaries[0][part] == summaries[1][part]
-    given = [json.loads(line)["settings"] for line in lines(shared / "episodes.jsonl")]
-    assert len({env["task.host_lr"] for env in given}) == len(given) == 10
-    assert [env["reward.rent_weight"] for env in given] == [0.1, 3, 1, 0.1, 3] * 2
 
 
 def test_shares_are_neighbours_and_differ_by_one_env_at_most() -> None:
@@ -409,36 +367,6 @@ def test_a_mistake_that_ranks_find_is_that_of_the_run(tmp_path: Path) -> None:
         launched(tmp_path / "run", "val_samples=4096")
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "fault"),
-    [
-        (UserError("no"), 2, {"kind": "UserError", "words": "no"}),
-        (RankLostError("gone"), 1, {"kind": "RankLostError", "words": "gone"}),
-        (Interrupted(15, "x"), 1, {"kind": "stopped", "unsaved": "x"}),
-        (KeyError(3), None, {"kind": "error", "words": "KeyError: 3"}),
-    ],
-)
-@pytest.mark.parametrize("launcher", [os.getppid(), 0])
-def test_a_rank_leaves_what_ended_it_or_removes_what_a_launcher_that_is_gone_has_left(
-    error: BaseException, status: int | None, fault: dict, launcher: int, tmp_path: Path
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    path = scratch / "fault_1.json"
-    path.touch()  # of an earlier start
-    with _end_rank(scratch, 1, os.getppid()):
-        pass
-    assert not path.exists()
-    with pytest.raises(BaseException) as ended, _end_rank(scratch, 1, launcher):  # noqa: PT011
-        raise error
-    assert getattr(ended.value, "code", None) == status
-    assert scratch.exists() == (launcher != 0)
-    if launcher:
-        told = json.loads(path.read_text())
-        assert abs(told.pop("time") - time.time()) < 60
-        assert {"rank": 1, "unsaved": "", "words": told["words"]} | fault == told
-
-
 def test_a_process_stops_once_its_launcher_is_gone() -> None:
     caught = list[int]()
     before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
@@ -501,44 +429,6 @@ def test_a_run_goes_on_at_another_number_of_ranks(
     assert done.returncode == 0, done.stderr
     assert f"changed ranks: {before[-1]} -> {after[-1]}" in (path / "log.txt").read_text()
     agree(alone, path, range(1, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "ranks=4",
-        "ranks=3 data.split=true control=static_final",
-        "ranks=2 policy.imitation.rounds=2 control=static_large policy.ppo.target_kl=0.0001",
-        "ranks=2 reward.split=[shaped,simplified] telemetry.level=full policy=heuristic",
-    ],
-)
-def test_any_number_of_ranks_and_whatever_else_is_asked_for(
-    asked: str, alone: Path, tmp_path: Path
-) -> None:
-    more = shlex.split(asked)
-    (tmp_path / "one").mkdir()
-    one = alone if len(more) == 1 else played(tmp_path / "one", *more[1:])
-    agree(one, played(tmp_path, *more), range(1, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_command_ends_all_ranks_with_a_checkpoint(
-    number: int, status: int, tmp_path: Path
-) -> None:
-    process, path = begun(tmp_path, "checkpoint_every=0")
-    ranks = ranks_of(process)
-    process.send_signal(signal.SIGUSR2)
-    wait_until(lambda: bool(RunFolder(path).checkpoints()), process)
-    process.send_signal(number)
-    _, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == status, told
-    assert told == f"stopped by {signal.Signals(number).name}\n"
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
-    done = finished(*LONG, "rounds=1", f"resume={path}", folder=tmp_path)
-    assert done.returncode == 2  # more rounds are saved than that
-    assert "which the checkpoint has done already" in done.stderr
 
 
 def listening(pid: int) -> list[str]:

@@ -5,9 +5,6 @@ import json
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,14 +28,12 @@ from esper_soa.nets.model.host import host_shape
 from esper_soa.runtime.device import choose_env_chunk, layout_in_words
 from esper_soa.state import Action
 from esper_soa.system.errors import UserError
-from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checkpoint import load_checkpoint
-from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
-from tests.builders.tiny_runs import log_of, signal_at
+from tests.builders.tiny_runs import log_of
 
 CPU = torch.device("cpu")
 # The policy learns fast, so that another one would play otherwise.
@@ -160,38 +155,6 @@ def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) ->
     ends = frame[frame["step"] == frame["step"].max()]
     told = [line["accuracy"] for line in done.episodes()]
     assert ends.sort_values(["round", "env"])["accuracy"].tolist() == told
-
-
-@pytest.mark.parametrize("verbose", [0, 1, 2])
-def test_the_console_shows_as_much_as_is_asked_for_and_the_log_all(
-    verbose: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny = ["rounds=1", "steps=2", "policy=wait", "report=false", f"run_dir={tmp_path / 'run'}"]
-    with pytest.raises(UserError, match=r"^verbose=3: must be 0, 1 or 2\.$"):
-        esper_soa.train("smoke", [*TINY, *tiny], verbose=3)
-    run = esper_soa.train("smoke", [*TINY, *tiny], verbose=verbose)
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    for words, least in (("accuracy, best host (%)", 1), ("hosts    3 x", 1), ("work     T=", 2)):
-        assert printed.out.count(words) == (verbose >= least)
-    assert bool(printed.out) == (verbose > 0)
-    log = (run.path / "log.txt").read_text()
-    assert "hosts    " in log
-    assert "accuracy, best host (%)" in log
-
-
-def test_a_run_that_is_well_warns_of_nothing_but_of_minibatches_beyond_its_envs(
-    tmp_path: Path,
-) -> None:
-    logs = []
-    for minibatches in (2, 4):
-        own = ["rounds=2", "envs=2", f"policy.ppo.minibatches={minibatches}", "report=false"]
-        own += ["policy.ppo.lr=0.0003", f"run_dir={tmp_path / str(minibatches)}"]
-        run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
-        lines = (run.path / "log.txt").read_text().splitlines()
-        logs.append([line.partition(" WARNING ")[2] for line in lines if " WARNING " in line])
-    cap = "policy   policy.ppo.minibatches=4 is more than envs=2: one minibatch per env"
-    assert logs == [[], [cap]]
 
 
 def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
@@ -337,26 +300,6 @@ def test_the_policy_plays_the_next_round_exactly_as_the_run_did(
     assert any(line["seeds"]["germinated"] for line in told)
 
 
-def test_the_policies_of_a_run_are_by_name(done: esper_soa.RecordedRun) -> None:
-    random = torch.get_rng_state()
-    newest = done.policy()
-    assert torch.equal(torch.get_rng_state(), random)
-    assert not newest.training
-    data = json.loads(done.folder.versions.read_text())["data"]
-    facts = {
-        "task": "cifar_impaired",
-        "rounds": 3,
-        "seed": done.settings.seed,
-        "data": {name: data[name] for name in ("name", "source", "identity")},
-        "version": package_versions()["esper-soa"],
-    }
-    assert newest.spec | facts == newest.spec
-    with pytest.raises(UserError, match=r"^task=other: must be one of cifar_impaired\.$"):
-        done.policy(task="other")
-    assert digest(newest.state_dict()) == digest(done.policy("checkpoint_000003.pt").state_dict())
-    assert done.policy("best").spec["rounds"] < 3
-
-
 # --- a caller's process
 
 
@@ -400,62 +343,7 @@ def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> 
     store.repo.pop("train_schema.yaml")
 
 
-FIRST = """
-import esper_soa, sys
-assert "torch" not in sys.modules and "hydra" not in sys.modules
-assert set(esper_soa.__all__) <= set(dir(esper_soa))
-{imports}
-from hydra.core.global_hydra import GlobalHydra
-run = esper_soa.train("smoke", {overrides})
-assert not GlobalHydra().is_initialized()
-from hydra import compose, initialize_config_dir
-with initialize_config_dir({folder!r}, version_base="1.3"):
-    assert compose("theirs").size == 3
-print(run.summary["rounds"])
-"""
-
-
 def test_type_checkers_read_the_public_names_that_there_are() -> None:
     source = Path(esper_soa.__file__).read_text()
     imports = re.findall(r"^ *from esper_soa\.(\S+) import (\w+) as", source, re.MULTILINE)
     assert {name: module for module, name in imports} == esper_soa.HOMES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("imports", ["", "from esper_soa import train, load"])
-def test_in_a_fresh_process_whichever_name_is_imported_first(others: Path, imports: str) -> None:
-    (others / "theirs.yaml").write_text("size: 3\n")
-    overrides = [*TINY, "rounds=1", "steps=2", "envs=1", "policy=wait", "run_dir=run"]
-    program = FIRST.format(imports=imports, overrides=overrides, folder=str(others))
-    ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=others, capture_output=True, text=True, timeout=250
-    )
-    assert ended.stderr == ""
-    assert ended.stdout.splitlines()[-1] == "1"
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'esper_soa' has no attribute 'trian'"):
-        esper_soa.trian  # noqa: B018
-
-
-def test_an_interrupt_ends_in_a_checkpoint_and_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: esper_soa.RecordedRun
-) -> None:
-    place = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        signal_at(patch, signal.SIGINT, report=12)  # in the second round
-        before = signal.getsignal(signal.SIGINT)  # ignored where the tests run in the background
-        with pytest.raises(
-            KeyboardInterrupt, match=f"stopped by SIGINT. Go on with resume={place}"
-        ):
-            esper_soa.train("smoke", [*TINY, f"run_dir={place}"])
-    assert signal.getsignal(signal.SIGINT) is before
-    stopped = esper_soa.open_run(place)
-    assert len(stopped.metrics()) == 1
-    assert stopped.export().spec["round"] == 1
-    went_on = esper_soa.train("smoke", [*TINY, f"resume={place}"])
-    assert went_on.path == stopped.path
-    assert went_on.episodes() == done.episodes()
-    assert digest(went_on.export().state_dict()) == digest(done.export().state_dict())
-    assert json.loads(RunFolder(place).summary.read_text()) == went_on.summary

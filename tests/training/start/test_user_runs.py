@@ -10,11 +10,8 @@ import torch
 import esper_soa
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
-from esper_soa.runtime import memory
-from esper_soa.runtime.memory import needs
 from esper_soa.system.errors import SettingError, UserError
 from esper_soa.training.files.run_folder import RunFolder, open_run_folder
-from esper_soa.training.loop.build import build_world
 from esper_soa.training.start.begin import resume_start
 from tests.builders import user_files
 from tests.builders.tiny_runs import evaluate, records, run
@@ -80,18 +77,6 @@ def test_a_run_tells_what_is_done_to_the_images_of_its_file(tmp_path: Path, file
     assert "scaled to 32x24" in data["preparation"]
 
 
-def test_hosts_of_another_number_of_classes_are_refused_with_the_right_one(
-    tmp_path: Path, file: Path
-) -> None:
-    for classes in (2, 10):
-        told = (
-            rf"^task\.num_classes={classes}: must be 3, the classes of spots\. Give "
-            r"task\.num_classes=3\.$"
-        )
-        with pytest.raises(SettingError, match=told):
-            play(tmp_path / str(classes), f"data.root={file}", f"task.num_classes={classes}")
-
-
 def test_a_run_on_own_images_goes_on_to_the_bit_wherever_its_file_is_now(
     tmp_path: Path, file: Path
 ) -> None:
@@ -144,53 +129,3 @@ def test_a_run_on_own_images_is_evaluated_on_them_where_they_lie_elsewhere(
     told = "WARNING data     these are not the images of the checkpoint, which are: "
     log = (tmp_path / "other" / "log.txt").read_text()
     assert f"{told}{versions(ended)['data']['source']}\n" in log
-
-
-def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:
-    content = user_files.arrays(val=True)
-    content["test_images"][:3] = content["train_images"][:3]
-    path = user_files.write(tmp_path / "m.npz", content)
-    play(tmp_path / "run", f"data.root={path}", "rounds=1", "steps=1")
-    log = (tmp_path / "run" / "log.txt").read_text()
-    told = "3 of 24 test images are training images too: accuracy will be flattered.\n"
-    assert f"WARNING data     {told}" in log
-
-
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        ("train_samples=64", "train_samples=64: must be at most 48, the training images of spots"),
-        ("val_samples=17", "val_samples=17: must be at most 16, the validation images of spots"),
-        ("data.split=true envs=7", "envs=7: must be at most 6 with data.split"),
-        ("data.split=true envs=17 batch_size=2", "envs=17: must be at most 16"),
-        ("data.layout=nchw", "which is 40 channels with data.layout=nchw"),
-    ],
-)
-def test_work_that_the_file_is_too_small_for_is_refused(
-    tmp_path: Path, file: Path, overrides: str, told: str
-) -> None:
-    with pytest.raises(UserError, match=told):
-        play(tmp_path / "run", f"data.root={file}", *overrides.split())
-
-
-def test_images_that_no_memory_holds_are_refused_before_they_are_read(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cfg = settings(f"data.root={file}")
-    (need,) = [
-        need for need in needs(cfg, CPU, memory.SampleCount(48, 24)) if need.what == "the images"
-    ]
-    # bytes as they are; padded by 4 pixels all round, and mirrored; test images a second time
-    assert need.size == 48 * (3 * 32 * 32 + 2 * 3 * 40 * 40) + 24 * 2 * 3 * 32 * 32
-    monkeypatch.setattr(memory, "free_memory", lambda device: need.size)
-    with pytest.raises(
-        SettingError,
-        match=rf"^data\.root={file}: must be so small .*0 for the images, .* "
-        r"Take fewer images than in data\.root\.",
-    ):
-        build_world(cfg, CPU)
-    world_images = esper_soa.images(file)
-    monkeypatch.setattr(
-        memory, "free_memory", lambda device: sum(one.size for one in needs(cfg, CPU))
-    )
-    build_world(cfg, CPU, data=world_images)  # they are in memory already: the file is not asked
