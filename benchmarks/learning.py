@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.intervals import iqm_interval
 from benchmarks.records import Line, Records, markdown
-from esper_soa.lab.compare.rank_tests import mann_whitney
+from esper_soa.lab.rank_tests import mann_whitney
 from esper_soa.training.results.statistics import Interval
 
 POLICIES = ("ppo", "heuristic", "random", "wait")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from benchmarks.records import Line, Records, markdown, place
-from esper_soa.lab.compare.rank_tests import signed_rank
+from esper_soa.lab.rank_tests import signed_rank
 from esper_soa.training.results.statistics import difference_interval, mean_interval
 
 CONFIDENCE = 0.95

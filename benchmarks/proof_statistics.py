@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.intervals import improvement_interval, iqm_interval
-from esper_soa.lab.compare.rank_tests import mann_whitney
+from esper_soa.lab.rank_tests import mann_whitney
 from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
 
 CONFIDENCE = 0.95

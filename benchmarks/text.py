@@ -28,7 +28,7 @@ from benchmarks.records import (
     place,
 )
 from benchmarks.timing import BenchmarkError
-from esper_soa.lab.compare.rank_tests import signed_rank
+from esper_soa.lab.rank_tests import signed_rank
 from esper_soa.training.results.statistics import difference_interval, mean_interval
 
 CONFIDENCE = 0.95

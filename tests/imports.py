@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -85,6 +85,54 @@ def imports_against_the_order(package: Path) -> set[tuple[str, str]]:
         if module
         for _, name in upward_imports(parsed(path)[1], module)
     }
+
+
+def imports_between(package: Path) -> dict[str, set[str]]:
+    """The modules of `package` that each of its modules imports, those for type checkers too."""
+    paths = {module_of(path, package): path for path in package.rglob("*.py")}
+    return {
+        module: {
+            imported
+            for _, name in imported_names(parsed(path)[1])
+            for imported in [name if name in paths else name.rpartition(".")[0]]
+            if imported in paths and imported != module
+        }
+        for module, path in paths.items()
+    }
+
+
+def by_folder(imports: Mapping[str, set[str]], package: Path) -> dict[str, set[str]]:
+    """The folders (dotted) among those of `imports` that the modules of each import from."""
+    folders = {
+        module: module
+        if (package / module.replace(".", "/") / "__init__.py").exists()
+        else module.rpartition(".")[0]
+        for module in imports
+    }
+    found: dict[str, set[str]] = {}
+    for module, names in imports.items():
+        inside = {folders[name] for name in names if name in folders}
+        found.setdefault(folders[module], set()).update(inside - {folders[module]})
+    return found
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[set[str]]:
+    """Groups of names each of which leads to every other one of its group."""
+    reached: dict[str, set[str]] = {}
+    for start in imports:
+        found = set[str]()
+        ahead = set(imports[start])
+        while ahead:
+            name = ahead.pop()
+            found.add(name)
+            ahead |= imports.get(name, set()) - found
+        reached[start] = found
+    groups = {
+        frozenset(name for name in reached[start] if start in reached.get(name, ()))
+        for start in imports
+        if start in reached[start]
+    }
+    return sorted(map(set, groups), key=sorted)
 
 
 def class_names_used_twice(package: Path) -> set[str]:

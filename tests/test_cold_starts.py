@@ -80,16 +80,20 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
             ["a=policy=wait", "b=policy=random", "seeds=1", "out=study", *SHORT],
             "study/compare.json",
         ),
-        ("lab.query", ["run", "select count(*) as rounds from rounds", "format=csv"], "told"),
+        (
+            "lab.query.command",
+            ["run", "select count(*) as rounds from rounds", "format=csv"],
+            "told",
+        ),
     ],
 )
 def test_a_command_starts(forks: Forks, program: str, words: list[str], left: str) -> None:
-    for needed, extra in (("lab.report.write", "vl_convert"), ("lab.query", "duckdb")):
+    for needed, extra in (("lab.report.write", "vl_convert"), ("lab.query.command", "duckdb")):
         if program == needed:
             pytest.importorskip(extra)
     said = forks.told(program, *words)
     assert (forks.folder / left).is_file()
-    assert program != "lab.query" or said.split() == ["rounds", "1"]
+    assert program != "lab.query.command" or said.split() == ["rounds", "1"]
 
 
 @pytest.mark.slow  # test_a_command_starts is the cheap twin

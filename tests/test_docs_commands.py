@@ -28,7 +28,7 @@ MODULES = {
     "esper-compare": "esper_soa.lab.compare.command",
     "esper-report": "esper_soa.lab.report.write",
     "esper-watch": "esper_soa.lab.report.live",
-    "esper-query": "esper_soa.lab.query",
+    "esper-query": "esper_soa.lab.query.command",
 }
 PYTHON = ("python", ".venv/bin/python")
 LITTLE = shlex.split(

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.imports import (
+    by_folder,
+    circles,
     class_names_used_twice,
     imported_names,
     imports_against_the_order,
+    imports_between,
     module_of,
     parsed,
     upward_imports,
@@ -266,6 +269,18 @@ def test_imports_point_one_way() -> None:
     ):
         assert len(list(upward_imports(ast.parse(source), module))) == breaches, source
     assert imports_against_the_order(PACKAGE) == AGAINST_THE_ORDER  # shorten it where one has gone
+
+
+def test_no_module_imports_itself_by_way_of_others_and_no_room_of_lab_and_training() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"d"}}) == [{"b", "c"}, {"d"}]
+    imports = imports_between(PACKAGE)
+    assert "lab.sweep.search" in imports["lab.sweep.pruner"]
+    assert circles(imports) == []
+    for rooms in ("lab", "training"):
+        within = {name: names for name, names in imports.items() if name.startswith(f"{rooms}.")}
+        folders = by_folder(within, PACKAGE)
+        assert len(folders) >= 4
+        assert circles(folders) == []
 
 
 def test_a_class_name_means_one_thing(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import LOGGER
 from esper_soa.training.files.run_folder import RunFolder
 
-DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
+MAX_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
+COMPARISON_FILE = "compare.json"  # in the folder of a study by esper-compare
+# The numbers that studies compare, in percent points, with their titles.
+MEASURES = {"test_accuracy": "test accuracy", "net": "test accuracy less rent"}
 
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
@@ -52,7 +55,7 @@ def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:
     """
     paths: list[Path] = []
     for one in folders:
-        folders_here = list(_run_folders(user_path("RUN", str(one)), DEPTH))
+        folders_here = list(_run_folders(user_path("RUN", str(one)), MAX_DEPTH))
         if not folders_here:
             reason = "holds no run: there is no config.yaml of a run in it or below it"
             raise UserError(f"RUN={one_line(one)}: {reason}")

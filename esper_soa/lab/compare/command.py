@@ -25,16 +25,15 @@ from rich.table import Table
 
 from esper_soa.config.arguments import options
 from esper_soa.config.compose import compose_settings
+from esper_soa.config.lab import find_in_lab
 from esper_soa.config.paths import user_path
 from esper_soa.config.ranges import LIST_PATTERN
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.compare import comparison
-from esper_soa.lab.compare.comparison import CONFIDENCE, MEASURES, MeasureComparison, Numbers
-from esper_soa.lab.report.page import NAME, report_in
-from esper_soa.lab.report.text import NOTHING
-from esper_soa.lab.run_folders import finished_accuracy
+from esper_soa.lab.compare.comparison import CONFIDENCE, MeasureComparison, Numbers
+from esper_soa.lab.run_folders import COMPARISON_FILE, MEASURES, finished_accuracy
 from esper_soa.system.console import KNOWN_ERRORS, ending_with_status, parser
-from esper_soa.system.errors import check
+from esper_soa.system.errors import UserError, check
 from esper_soa.system.files import write_text
 from esper_soa.system.json_lines import Json, json_line
 from esper_soa.system.signals import import_guard
@@ -195,12 +194,20 @@ def compare(study: Study, console: Console) -> list[str]:
         }
         rows = comparison.compare_groups(numbers)
         report(console, numbers, rows)
-        place = study.out / comparison.RESULT
+        place = study.out / COMPARISON_FILE
         write_text(place, json_line(record(study, complete, numbers, rows=rows)) + "\n")
         console.print(f"written to {place}; runs by group and seed beside it", highlight=False)
-        missing = report_in(study.out)
-        console.print(f"report   {missing or study.out / NAME}", highlight=False, soft_wrap=True)
+        console.print(f"report   {leave_report(study.out)}", highlight=False, soft_wrap=True)
     return failed
+
+
+def leave_report(folder: Path) -> str:
+    """Where the report of the runs in `folder` is now, or why there is none."""
+    try:
+        missing = find_in_lab("report of a study", "it")(folder)
+    except UserError as error:
+        return f"none: {error}"
+    return str(missing or RunFolder(folder).report)
 
 
 def play_seed(study: Study, seed: int, groups: Sequence[str]) -> dict[str, str]:
@@ -240,7 +247,7 @@ def report(console: Console, numbers: Numbers, rows: Sequence[MeasureComparison]
             MEASURES[row.measure],
             row.interval.text(),
             f"{row.wins}/{len(row.differences)}",
-            f"{row.effect:+.2f}" if math.isfinite(row.effect) else NOTHING,
+            f"{row.effect:+.2f}" if math.isfinite(row.effect) else "–",
             f"{row.p:.3f}",
             f"{row.corrected:.3f}",
             row.verdict,

@@ -12,17 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.lab.compare.rank_tests import holm, signed_rank, sum_shares
+from esper_soa.lab.rank_tests import holm, signed_rank, sum_shares
+from esper_soa.lab.run_folders import MEASURES
 from esper_soa.system.json_lines import Json
 from esper_soa.training.results.statistics import Interval, mean_interval
 
-RESULT = "compare.json"  # in the folder of a study
 CONFIDENCE = 0.95  # of the intervals
 SIGNIFICANCE = 0.05  # of p values that are corrected for the number of comparisons
 POWER = 0.8  # with which `detectable` is found
 STUDIES = 20_000  # drawn to find it
-# All in percent points.
-MEASURES = {"test_accuracy": "test accuracy", "net": "test accuracy less rent"}
 # by group, then by measure, a number per seed
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 

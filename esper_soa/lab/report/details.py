@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from esper_soa.config.settings import flat_settings
-from esper_soa.lab.compare.comparison import MEASURES, RESULT
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
 from esper_soa.lab.report.run_files import Record, RunRecord, Table, number, read_json
 from esper_soa.lab.report.text import NOTHING, format_number, p_value
+from esper_soa.lab.run_folders import COMPARISON_FILE, MEASURES
 from esper_soa.training.results.statistics import Interval
 
 MAX_COLUMNS = 12  # runs side by side in the table of differing settings
@@ -54,7 +54,7 @@ def comparisons(groups: Sequence[RunGroup]) -> str:
     """Every pair of groups with its test, or what esper-compare found of runs that are all in
     <study>/<group>/<seed>; empty of one group."""
     folders = {run.path.resolve().parent.parent for group in groups for run in group.runs}
-    study = read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
+    study = read_json(folders.pop() / COMPARISON_FILE) if len(folders) == 1 else {}
     return _card("Comparisons", _study(study) if study else _pairs(groups))
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
-from esper_soa.lab.compare.rank_tests import holm, mann_whitney
+from esper_soa.lab.rank_tests import holm, mann_whitney
 from esper_soa.lab.report.run_files import RunRecord, mean_of, number
 from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
 

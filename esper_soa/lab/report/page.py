@@ -24,9 +24,9 @@ from esper_soa.lab.report.sections import Section, asset, charts, make_drawing
 from esper_soa.lab.report.text import state_of, tiles_of, verdict_of
 from esper_soa.lab.telemetry.worker import Failures
 from esper_soa.system.files import LOGGER, write_text
+from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import Session
 
-NAME = "report.html"  # of a report in the folder of its run
 MAX_KINDS = 4  # of runs that the head names
 ABOUT = {"name": "", "task.name": "", "policy.name": "policy ", "reward.mode": "reward "}
 # The page takes the scripts and styles that are marked, and can neither fetch nor send anything.
@@ -160,13 +160,13 @@ def report_in(folder: Path) -> str:
     if failures.count:
         LOGGER.debug("%s", failures.trace)
         return f"none: {failures.last}"
-    write_text(folder / NAME, text)
+    write_text(RunFolder(folder).report, text)
     return ""
 
 
 def try_write_report(session: Session) -> None:
     """Write the report of a session at its end; why there is none is said in one line."""
-    with session.write_errors.attempt(NAME):
+    with session.write_errors.attempt(session.folder.report.name):
         missing = report_in(session.folder.path)
         if missing:
             LOGGER.log(WARNING if available() else INFO, "report   %s", missing)

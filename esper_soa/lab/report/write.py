@@ -9,16 +9,17 @@ from pathlib import Path
 
 from esper_soa.config.paths import user_path
 from esper_soa.lab.report.bundle import bundle
-from esper_soa.lab.report.page import NAME, page_of
+from esper_soa.lab.report.page import page_of
 from esper_soa.lab.report.run_files import find_runs
 from esper_soa.system.console import ending_with_status, parser
 from esper_soa.system.errors import check
 from esper_soa.system.files import write_text
+from esper_soa.training.files.run_folder import RunFolder
 
-HELP = f"""\
+HELP = """\
   RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed
                    or still goes on is shown as far as it is
-  -o {NAME}   the file to write; by default {NAME} in the folder if there
+  -o report.html   the file to write; by default report.html in the folder if there
                    is one RUN, else here
 
   esper-report runs/cifar_3seed/2026-01-31_12-00-00
@@ -27,15 +28,14 @@ HELP = f"""\
 
 
 def main(arguments: list[str] | None = None) -> None:
-    usage = f"esper-report RUN... [-o {NAME}]"
+    usage = "esper-report RUN... [-o report.html]"
     words = parser(usage, "Write one HTML file that shows what runs did.", HELP)
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
     words.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
     options = words.parse_args(arguments)
     with ending_with_status():
-        path = Path(NAME) if len(options.runs) > 1 else user_path("RUN", options.runs[0]) / NAME
-        if options.out:
-            path = user_path("-o", options.out)
+        folder = Path() if len(options.runs) > 1 else user_path("RUN", options.runs[0])
+        path = user_path("-o", options.out) if options.out else RunFolder(folder).report
         check(not path.exists() or path.is_file(), "-o", path, allowed="a file, which is replaced")
         write_text(path, page_of(find_runs(options.runs), bundle()))
         print(path)

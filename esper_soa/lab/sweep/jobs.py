@@ -7,7 +7,6 @@ signals on and records how it ended. Submitit gives every job a process, where t
 is where submitit's handlers queue it again. A job that fails returns None. Needs no torch.
 """
 
-import json
 import os
 import pickle
 import signal
@@ -15,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
@@ -29,25 +27,15 @@ from esper_soa.config.compose import job_settings
 from esper_soa.config.settings import EvaluateConfig, evaluation_from
 from esper_soa.lab.run_folders import finished_accuracy, resumes
 from esper_soa.lab.sweep.plugins import check_job, has_separate_process, is_search
+from esper_soa.lab.sweep.records import JobRecord, Status, read_records, save_record
 from esper_soa.lab.sweep.resolvers import register_resolvers
 from esper_soa.system import signals
 from esper_soa.system.console import KNOWN_ERRORS, safe_streams
 from esper_soa.system.errors import PrunedError, UserError, single_line
-from esper_soa.system.files import write_text
 from esper_soa.training.files.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from esper_soa.training.loop.callbacks import Callback
-
-FOLDER = ".jobs"  # of records, in the folder of the sweep
-BEGUN = "begun"
-DONE = "done"
-PRUNED = "pruned"
-FAILED = "failed"
-STOPPED = "stopped"
-KILLED = "killed"
-ENDED = (DONE, PRUNED)  # a sweep that goes on leaves such jobs alone
-WAITING = "not begun"  # of a job without a record
 
 # Given the composed settings and callbacks of the run; returns what the sweeper maximises.
 Task: TypeAlias = Callable[..., float | None]
@@ -55,41 +43,10 @@ Task: TypeAlias = Callable[..., float | None]
 register_resolvers()  # in every process that runs a job
 
 
-@dataclass(frozen=True)
-class JobRecord:
-    """A job of a sweep, as it stands."""
-
-    number: int  # from 0, as Hydra counts
-    overrides: list[str]  # of its settings, as on the command line
-    folder: str  # of its run
-    status: str = BEGUN
-    # Final validation accuracy, percent, of a pruned job that of its last round. Searches choose by
-    # it, so it is never of test images.
-    value: float | None = None
-    message: str = ""  # why it did not come to its end
-
-    def ended(self, status: str, value: float | None = None, message: str = "") -> "JobRecord":
-        """The record with what the job came to."""
-        return replace(self, status=status, value=value, message=message)
-
-
 def this_job() -> JobRecord:
     """The job that Hydra has begun in this process."""
     context = HydraConfig.get()
     return JobRecord(int(context.job.num), list(context.overrides.task), context.runtime.output_dir)
-
-
-def save_record(sweep: Path, record: JobRecord) -> None:
-    """Write the record of a job, all or nothing; raises OSError."""
-    (sweep / FOLDER).mkdir(parents=True, exist_ok=True)
-    write_text(sweep / FOLDER / f"{record.number}.json", json.dumps(asdict(record)) + "\n")
-
-
-def read_records(sweep: Path, number: int | str = "*") -> dict[int, JobRecord]:
-    """All records of a sweep by number, in order; or that of the job `number`, if there is one."""
-    texts = [path.read_text(encoding="utf-8") for path in (sweep / FOLDER).glob(f"{number}.json")]
-    records = [JobRecord(**json.loads(text)) for text in texts]
-    return {one.number: one for one in sorted(records, key=lambda one: one.number)}
 
 
 def run_job(task: Task, composed: DictConfig) -> float | None:
@@ -100,7 +57,7 @@ def run_job(task: Task, composed: DictConfig) -> float | None:
         ended = finished_record(composed, job, read_records(sweep, job.number).get(job.number))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        ended = job.ended(FAILED, message=single_line(error))
+        ended = job.ended(Status.FAILED, message=single_line(error))
     save_record(sweep, ended or job)
     if ended is not None:
         return ended.value
@@ -125,8 +82,8 @@ def finished_record(
     accuracy = finished_accuracy(folder, settings)
     if accuracy is not None:
         print(f"job {job.number} is done already: {folder.path}")
-        return job.ended(DONE, accuracy)
-    if before is not None and before.status == PRUNED and resumes(folder, settings):
+        return job.ended(Status.DONE, accuracy)
+    if before is not None and before.status == Status.PRUNED and resumes(folder, settings):
         print(f"job {job.number} was {before.message}: {folder.path}")
         return before
     return None
@@ -137,21 +94,23 @@ def run_here(task: Task, composed: DictConfig) -> float | None:
     job = this_job()
     ended = job
     try:
-        ended = job.ended(DONE, task(composed, *pruner(composed)))
+        ended = job.ended(Status.DONE, task(composed, *pruner(composed)))
     except PrunedError as error:
         print(f"job {job.number} is {error}")
-        ended = job.ended(PRUNED, error.accuracy, str(error))
+        ended = job.ended(Status.PRUNED, error.accuracy, str(error))
     except KNOWN_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
-        ended = job.ended(FAILED, message=single_line(error))
+        ended = job.ended(Status.FAILED, message=single_line(error))
     finally:
         cause = sys.exception()
         if ended is job and isinstance(cause, SystemExit):
             asked = isinstance(cause, signals.Interrupted)
             reason = single_line(cause) if asked else "stopped by the launcher"
-            ended = job.ended(STOPPED, message=reason)
+            ended = job.ended(Status.STOPPED, message=reason)
         elif ended is job:
-            ended = job.ended(FAILED, message=f"{type(cause).__name__}: {single_line(cause)}")
+            ended = job.ended(
+                Status.FAILED, message=f"{type(cause).__name__}: {single_line(cause)}"
+            )
         save_record(Path(HydraConfig.get().sweep.dir), ended)
     return ended.value
 
@@ -191,9 +150,9 @@ def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
                 cast(BinaryIO, process.stdin).flush()
             status = process.wait()
     record = read_records(sweep, job.number).get(job.number, job)
-    if record.status == BEGUN:  # it had no time to say how it ended
+    if record.status == Status.BEGUN:  # it had no time to say how it ended
         ending = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        record = job.ended(KILLED, message=f"its process was ended {ending}")
+        record = job.ended(Status.KILLED, message=f"its process was ended {ending}")
         save_record(sweep, record)
         print(f"error: job {job.number}: {record.message}", file=sys.stderr)
     stopping = [number for number in requests if number in signals.STOP_SIGNALS]

@@ -24,7 +24,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from esper_soa.config.settings import TrainConfig
-from esper_soa.lab.sweep.jobs import DONE, PRUNED, read_records
+from esper_soa.lab.sweep.records import Status, read_records
 from esper_soa.system.errors import UserError, check, check_choice
 
 # Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
@@ -193,9 +193,9 @@ def run_trials(
     launcher.launch(jobs, initial_job_idx=numbers[0])
     records = read_records(sweep)
     for record in (records[number] for number in numbers if number in records):
-        if record.status == DONE:
+        if record.status == Status.DONE:
             study.tell(record.number, record.value)
-        elif record.status == PRUNED:
+        elif record.status == Status.PRUNED:
             study.tell(record.number, state=TrialState.PRUNED)
 
 

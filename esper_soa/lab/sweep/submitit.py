@@ -15,7 +15,7 @@ from hydra_plugins.hydra_submitit_launcher.submitit_launcher import BaseSubmitit
 from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
-from esper_soa.lab.sweep.jobs import BEGUN, KILLED, WAITING, JobRecord, read_records, save_record
+from esper_soa.lab.sweep.records import JobRecord, Status, read_records, save_record
 from esper_soa.system.errors import one_line
 
 
@@ -47,9 +47,11 @@ def launch(
         try:
             job.results()
         except (FailedJobError, UncompletedJobError) as error:
-            lost_record = JobRecord(number, list(overrides[number - first]), "", status=WAITING)
+            lost_record = JobRecord(
+                number, list(overrides[number - first]), "", status=Status.WAITING
+            )
             record = read_records(sweep, number).get(number, lost_record)
-            if record.status in (BEGUN, WAITING):
+            if record.status in (Status.BEGUN, Status.WAITING):
                 reason = f"ended by the system ({job.state}): {one_line(error)}"
-                save_record(sweep, record.ended(KILLED, message=reason))
+                save_record(sweep, record.ended(Status.KILLED, message=reason))
     return [JobReturn(overrides=one, status=JobStatus.COMPLETED) for one in overrides]

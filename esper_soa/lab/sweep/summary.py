@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper_soa.lab.sweep.jobs import BEGUN, ENDED, WAITING, JobRecord, read_records
+from esper_soa.lab.sweep.records import ENDED, JobRecord, Status, read_records
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, json_line
 from esper_soa.training.files.run_folder import RunFolder
@@ -53,7 +53,9 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
     if unfinished:
         print("failed jobs:", file=sys.stderr)
     for job in unfinished:
-        reason = job.message or ("has not come to its end" if job.status == BEGUN else job.status)
+        reason = job.message or (
+            "has not come to its end" if job.status == Status.BEGUN else job.status
+        )
         name = " ".join([f"#{job.number}", *job.overrides])
         print(f"  {name}: {' '.join(reason.split())}", file=sys.stderr)
     return not unfinished and bool(jobs)
@@ -71,7 +73,7 @@ def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
     overrides = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
     return [
-        records.get(number, JobRecord(number, combination, "", status=WAITING))
+        records.get(number, JobRecord(number, combination, "", status=Status.WAITING))
         for number, combination in enumerate(jobs)
     ]
 

@@ -41,6 +41,7 @@ class RunFolder:
         self.best = self.path / "best.pt"  # the policy that played the best round so far
         self.networks = self.path / "networks"  # the folder of grown networks
         self.tables = self.path / "telemetry"  # the folder of recorded env-steps
+        self.report = self.path / "report.html"  # the page that shows the run
         self.log = self.path / "log.txt"  # lines of the console, with times
 
     def network(self, kind: str, number: int) -> Path:

@@ -92,7 +92,7 @@ def test_groups_share_seeds_and_keep_runs(
         assert group != "c" or seen[0] != seen[1]
     written = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     asked.folder("b", 9).joinpath("summary.json").unlink()
-    monkeypatch.setattr(command, "report_in", lambda _: "")
+    monkeypatch.setattr(command, "leave_report", lambda _: "")
     assert command.compare(study(folder, *GROUPS, "seeds=[5,9]"), quiet()) == []
     again = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     changed = {path for path in written if written[path] != again[path]}
@@ -142,7 +142,7 @@ def test_seeds_that_a_group_has_not_played_count_for_none(
     failing = {9: {"b": "fault"}, 6: {"a": "one", "b": "other"}}
     monkeypatch.setattr(command, "play_seed", lambda asked, seed, groups: failing.get(seed, {}))
     monkeypatch.setattr(command, "numbers_of", numbers)
-    monkeypatch.setattr(command, "report_in", lambda _: "none")
+    monkeypatch.setattr(command, "leave_report", lambda _: "none")
     asked.out.mkdir()
     console = quiet()
     faults = ["b seed 9: fault", "a seed 6: one", "b seed 6: other"]

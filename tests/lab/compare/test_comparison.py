@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from esper_soa.lab.compare.comparison import MEASURES, compare_groups, detectable, fewest_seeds
-from esper_soa.lab.compare.rank_tests import holm, signed_rank
+from esper_soa.lab.rank_tests import holm, signed_rank
 
 
 def by_every_sign(differences: list[float]) -> float:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.lab.compare.comparison import RESULT
 from esper_soa.lab.report import bundle, details, page, sections, write
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import Table, find_runs
 from esper_soa.lab.report.sections import Section, make_drawing
+from esper_soa.lab.run_folders import COMPARISON_FILE
 from tests.builders.report_runs import (
     PROGRAM,
     line,
@@ -307,7 +307,7 @@ def test_what_a_study_found_stands_in_the_page_of_its_runs_alone(tmp_path: Path)
         row |= {"high": 5.0, "won": 1, "differences": [2.0, -1.0, 0.0], "effect": 0.25}
         row |= {"p": 0.5, "corrected": 0.75, "verdict": "open", "power": "80 % for 9 points"}
         told = {"seeds": [0], "confidence": 0.9, "comparisons": [row, {"measure": "own"}]}
-        (tmp_path / study / RESULT).write_text(json.dumps(told))
+        (tmp_path / study / COMPARISON_FILE).write_text(json.dumps(told))
     page = page_text(tmp_path / "one")
     card = page[page.index("<h3>Comparisons") : page.index("</table>")]
     assert re.findall('<p class="about">(.*?)</p>', card) == [

@@ -20,8 +20,9 @@ from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, register_schema
 from esper_soa.lab.sweep import jobs
-from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, read_records, save_record, watch
+from esper_soa.lab.sweep.jobs import watch
 from esper_soa.lab.sweep.plugins import PLUGIN_PACKAGE, check_job, sweep_folder
+from esper_soa.lab.sweep.records import JobRecord, Status, read_records, save_record
 from esper_soa.system.errors import PrunedError, UserError
 from esper_soa.system.signals import Interrupted
 from tests.builders.program import wait_until
@@ -53,7 +54,7 @@ def test_a_job_that_is_killed_is_noted_as_such(
     words = "pwd > place; echo $PPID > process; cut -d' ' -f6 /proc/$PPID/stat > session"
     assert watch(subprocess.call, ["sh", "-c", f"{words}; kill -9 $PPID"], tmp_path, job) is None
     told = "its process was ended by SIGKILL"
-    assert read_records(tmp_path) == {0: job.ended(KILLED, None, told)}
+    assert read_records(tmp_path) == {0: job.ended(Status.KILLED, None, told)}
     assert capsys.readouterr().err == f"error: job 0: {told}\n"
     place, process, session = (
         (tmp_path / name).read_text().strip() for name in ("place", "process", "session")
@@ -75,7 +76,7 @@ def test_a_job_begins_with_a_record_and_mistakes_are_recorded(
     (tmp_path / ".jobs" / "0.json").unlink()
     composed = OmegaConf.structured(TrainConfig())
     assert jobs.run_job(task, composed) == 50.5
-    assert (begun, read_records(tmp_path)) == ([jobs.BEGUN], {0: job.ended(jobs.DONE, 50.5)})
+    assert (begun, read_records(tmp_path)) == ([Status.BEGUN], {0: job.ended(Status.DONE, 50.5)})
     evaluation = OmegaConf.structured(EvaluateConfig(checkpoint="run"))
     assert jobs.run_job(task, evaluation) == 50.5
     composed.run_dir = "elsewhere"
@@ -83,7 +84,7 @@ def test_a_job_begins_with_a_record_and_mistakes_are_recorded(
     for wrong, told in ((composed, "run_dir=elsewhere: the folders of"), (evaluation, "envs=-1: ")):
         assert jobs.run_job(task, wrong) is None
         record = read_records(tmp_path)[0]
-        assert (record.status, record.message[: len(told)]) == (jobs.FAILED, told)
+        assert (record.status, record.message[: len(told)]) == (Status.FAILED, told)
         assert capsys.readouterr().err == f"error: {record.message}\n"
     assert len(begun) == 2
 
@@ -126,18 +127,18 @@ def test_a_job_ends_where_nobody_waits_for_it_any_more(job: JobRecord, tmp_path:
         process.stdin.flush()
         wait_until(started.exists)
         process.stdin.close()
-    assert read_records(tmp_path)[0].status == STOPPED
+    assert read_records(tmp_path)[0].status == Status.STOPPED
 
 
 @pytest.mark.parametrize(
     ("comes", "status", "value", "message"),
     [
-        (50.5, jobs.DONE, 50.5, ""),
-        (PrunedError(3, 41.25), jobs.PRUNED, 41.25, "pruned after 3 rounds at 41.25 % accuracy"),
-        (UserError("why\nnot"), jobs.FAILED, None, "why not"),
-        (KeyError("x"), jobs.FAILED, None, "KeyError: 'x'"),
-        (Interrupted(signal.SIGTERM), jobs.STOPPED, None, "stopped by SIGTERM"),
-        (SystemExit(7), jobs.STOPPED, None, "stopped by the launcher"),
+        (50.5, Status.DONE, 50.5, ""),
+        (PrunedError(3, 41.25), Status.PRUNED, 41.25, "pruned after 3 rounds at 41.25 % accuracy"),
+        (UserError("why\nnot"), Status.FAILED, None, "why not"),
+        (KeyError("x"), Status.FAILED, None, "KeyError: 'x'"),
+        (Interrupted(signal.SIGTERM), Status.STOPPED, None, "stopped by SIGTERM"),
+        (SystemExit(7), Status.STOPPED, None, "stopped by the launcher"),
     ],
 )
 def test_what_a_job_comes_to_is_recorded(
@@ -163,12 +164,12 @@ def test_what_a_job_comes_to_is_recorded(
     else:
         assert jobs.run_here(task, composed) == value
     assert read_records(tmp_path) == {0: job.ended(status, value, message)}
-    pruned = f"job 0 is {message}\n" * (status == jobs.PRUNED)
+    pruned = f"job 0 is {message}\n" * (status == Status.PRUNED)
     told = "error: why\nnot\n" * isinstance(comes, UserError)
     assert capsys.readouterr() == (pruned, told)
 
 
-@pytest.mark.parametrize("status", [jobs.PRUNED, jobs.FAILED])
+@pytest.mark.parametrize("status", [Status.PRUNED, Status.FAILED])
 def test_a_job_that_has_ended_is_not_played_again(
     job: JobRecord,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,15 +184,15 @@ def test_a_job_that_has_ended_is_not_played_again(
     monkeypatch.setattr(jobs, "check_job", lambda hydra, settings: None)
     monkeypatch.setattr(jobs, "finished_accuracy", lambda folder, settings: accuracy)
     monkeypatch.setattr(jobs, "resumes", lambda folder, settings: goes_on)
-    assert jobs.finished_record(composed, job, None) == job.ended(jobs.DONE, 51.0)
-    assert jobs.finished_record(composed, job, before) == job.ended(jobs.DONE, 51.0)
+    assert jobs.finished_record(composed, job, None) == job.ended(Status.DONE, 51.0)
+    assert jobs.finished_record(composed, job, before) == job.ended(Status.DONE, 51.0)
     accuracy = None
     assert jobs.finished_record(composed, job, None) is None
     found = jobs.finished_record(composed, job, before)
-    assert found == (before if status == jobs.PRUNED else None)
+    assert found == (before if status == Status.PRUNED else None)
     done = f"job 0 is done already: {job.folder}\n"
     pruned = f"job 0 was pruned after 3 rounds: {job.folder}\n"
-    assert capsys.readouterr().out == 2 * done + pruned * (status == jobs.PRUNED)
+    assert capsys.readouterr().out == 2 * done + pruned * (status == Status.PRUNED)
     goes_on = False
     assert jobs.finished_record(composed, job, before) is None
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf, open_dict
 
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep import jobs
+from esper_soa.lab.sweep.records import JobRecord, Status, save_record
 from esper_soa.system.errors import PrunedError, UserError
 from hydra_plugins.esper_soa_sweeps.search import OptunaSweeper
 from tests.builders.program import ENVIRONMENT
@@ -224,11 +225,11 @@ def test_the_best_of_a_search_is_that_of_the_highest_accuracy(
             for number, own in enumerate(overrides, initial_job_idx):
                 gamma = trials(tmp_path)[number].params["policy.ppo.gamma"]
                 assert own == ["rounds=3", "name=found", f"policy.ppo.gamma={gamma}"]
-                status = jobs.DONE if number in worth else jobs.PRUNED
-                status = jobs.FAILED if worth == {2: 55.0} and number in (1, 3) else status
-                record = jobs.JobRecord(number, own, "", status, worth.get(number, 99.0))
+                status = Status.DONE if number in worth else Status.PRUNED
+                status = Status.FAILED if worth == {2: 55.0} and number in (1, 3) else status
+                record = JobRecord(number, own, "", status, worth.get(number, 99.0))
                 if worth != {2: 55.0} or number < 4:
-                    jobs.save_record(tmp_path, record)
+                    save_record(tmp_path, record)
 
     arguments = ["policy.ppo.gamma=interval(0.9,1)", "rounds=3"]
     assert search.search(config, arguments, Launcher()) == 55.0

@@ -10,16 +10,7 @@ from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from esper_soa.lab.sweep.jobs import (
-    DONE,
-    FAILED,
-    KILLED,
-    PRUNED,
-    WAITING,
-    JobRecord,
-    read_records,
-    save_record,
-)
+from esper_soa.lab.sweep.records import JobRecord, Status, read_records, save_record
 from esper_soa.lab.sweep.summary import end_sweep, list_jobs
 
 
@@ -36,7 +27,7 @@ def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:
 
 
 def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
-    record = JobRecord(3, ["a=[b]"], "folder").ended(FAILED, None, "why\nnot")
+    record = JobRecord(3, ["a=[b]"], "folder").ended(Status.FAILED, None, "why\nnot")
     save_record(tmp_path, record)
     assert read_records(tmp_path, 3) == read_records(tmp_path) == {3: record}
     assert read_records(tmp_path, 4) == {}
@@ -51,8 +42,8 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
 def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(
     tmp_path: Path,
 ) -> None:
-    done = JobRecord(1, ["reward=shaped", "seed=2"], "there").ended(DONE, 50.0)
-    for record in (done, JobRecord(9, ["seed=9"], "there").ended(FAILED)):
+    done = JobRecord(1, ["reward=shaped", "seed=2"], "there").ended(Status.DONE, 50.0)
+    for record in (done, JobRecord(9, ["seed=9"], "there").ended(Status.FAILED)):
         save_record(tmp_path, record)
     listed = list_jobs(hydra_of(tmp_path, "reward=shaped,escrow"), tmp_path)
     # The sweep's own parameters come first, and so vary slowest; of job 1 it is the record.
@@ -63,7 +54,12 @@ def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(
         ["seed=2", "reward=escrow"],
     ]
     assert [job.overrides for job in listed] == expected
-    assert [job.status for job in listed] == [WAITING, DONE, WAITING, WAITING]
+    assert [job.status for job in listed] == [
+        Status.WAITING,
+        Status.DONE,
+        Status.WAITING,
+        Status.WAITING,
+    ]
     others = list_jobs(hydra_of(tmp_path, sweeper="another"), tmp_path)
     assert [job.number for job in others] == [1, 9]
 
@@ -74,13 +70,13 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     common = ["slots=[r0c0]", "steps=3", "envs=2"]
     jobs = [JobRecord(n, [f"seed={n + 1}", *common], str(tmp_path / str(n))) for n in (0, 1)]
     first_again = replace(jobs[0], overrides=[*jobs[0].overrides, "resume=auto"])
-    save_record(tmp_path, first_again.ended(DONE, 12.345))
+    save_record(tmp_path, first_again.ended(Status.DONE, 12.345))
     for place in range(2):  # that of a job that was killed is an older one's
         (tmp_path / str(place)).mkdir()
         grown = {"validation_accuracy": 12.345, "test_accuracy": 10.0, "net": 9.25, "flop": 3.0}
         summary = {"grown": grown | {"size": 7000.4}, "wall_seconds": 65.0}
         (tmp_path / str(place) / "summary.json").write_text(json.dumps(summary))
-    save_record(tmp_path, jobs[1].ended(KILLED, None, "by\nSIGKILL"))
+    save_record(tmp_path, jobs[1].ended(Status.KILLED, None, "by\nSIGKILL"))
     shown = io.StringIO()
     hydra = hydra_of(tmp_path, sweeper="another")
     assert not end_sweep(hydra, Console(file=shown, width=100))
@@ -104,7 +100,7 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     unknown = dict.fromkeys(first) | {"folder": str(tmp_path / "1")}
     assert written["jobs"][1] == killed | unknown
     other = JobRecord(1, ["seed=2", "slots=[r1c1]", "q" * 150], str(tmp_path / "none"))
-    for status, counts in ((DONE, "2 done"), (PRUNED, "1 done, 1 pruned")):
+    for status, counts in ((Status.DONE, "2 done"), (Status.PRUNED, "1 done, 1 pruned")):
         save_record(tmp_path, other.ended(status, 1.0))
         shown = io.StringIO()
         assert end_sweep(hydra, Console(file=shown, width=100))

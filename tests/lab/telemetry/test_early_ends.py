@@ -139,7 +139,7 @@ def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
 
 def test_questions_about_the_end_are_of_every_env(folder: Path, rounds: list[Witnessed]) -> None:
     pytest.importorskip("duckdb", reason="extra query")
-    from esper_soa.lab.telemetry.database import open_database
+    from esper_soa.lab.query.database import open_database
 
     database = open_database([folder])
     page = (Path(__file__).parents[3] / "docs" / "queries.md").read_text()

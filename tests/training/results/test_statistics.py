@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import PermutationMethod, mannwhitneyu
 
 from benchmarks.intervals import improvement_interval, iqm_interval
-from esper_soa.lab.compare.rank_tests import mann_whitney
+from esper_soa.lab.rank_tests import mann_whitney
 from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
 
 

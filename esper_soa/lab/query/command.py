@@ -1,6 +1,6 @@
 """The command line for SQL queries over runs: `esper-query RUN "select round, eps from rounds"`.
 
-Also `python -m esper_soa.lab.query`. Exit status: 0 done, 1 a question that the runs cannot
+Also `python -m esper_soa.lab.query.command`. Exit status: 0 done, 1 a question that the runs cannot
 answer, 2 a mistake that we found before it was asked.
 """
 
@@ -62,9 +62,10 @@ def run_query(words: Sequence[str]) -> int:
     check(bool(places), "RUN", "''", allowed="a run folder")
     try:
         with import_guard():
-            from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database
+            from esper_soa.lab.query.database import VIEWS, QueryError, open_database
     except ImportError as error:
-        raise UserError(str(error)) from error
+        missing = f"esper-query needs {error.name}, which is not installed"
+        raise UserError(missing if error.name else str(error)) from error
     try:
         database = open_database(places, settings["files"] == "runs")
         answer = database.execute(question) if asks else None

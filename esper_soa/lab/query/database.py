@@ -23,7 +23,7 @@ except ImportError as error:
     raise ImportError("queries need DuckDB: pip install 'esper-soa[query]'") from error
 
 QueryError = duckdb.Error  # what a question raises that cannot be answered
-ASSET = files("esper_soa.lab.telemetry") / "assets" / "database.yaml"
+ASSET = files("esper_soa.lab.query") / "assets" / "database.yaml"
 KNOWN = yaml.safe_load(ASSET.read_text(encoding="utf-8"))
 VIEWS: dict[str, dict[str, str]] = KNOWN["views"]  # by name: the question that it answers, and how
 

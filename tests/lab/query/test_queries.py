@@ -14,8 +14,8 @@ import torch
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.settings import settings_yaml
-from esper_soa.lab import query  # noqa: E402
-from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database  # noqa: E402
+from esper_soa.lab.query import command as query  # noqa: E402
+from esper_soa.lab.query.database import VIEWS, QueryError, open_database  # noqa: E402
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.system.errors import UserError
 from esper_soa.training.files.run_folder import RunFolder

@@ -1,0 +1,56 @@
+"""Records of a sweep's jobs: a file for each in the folder of the sweep. Needs no torch."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+
+from esper_soa.system.files import write_text
+
+RECORDS_FOLDER = ".jobs"  # in the folder of the sweep
+
+
+class Status:
+    """How far a job has come, as its record says it."""
+
+    WAITING = "not begun"  # a job without a record
+    BEGUN = "begun"
+    DONE = "done"
+    PRUNED = "pruned"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    KILLED = "killed"
+
+
+ENDED = (Status.DONE, Status.PRUNED)  # a sweep that goes on leaves such jobs alone
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job of a sweep, as it stands."""
+
+    number: int  # from 0, as Hydra counts
+    overrides: list[str]  # of its settings, as on the command line
+    folder: str  # of its run
+    status: str = Status.BEGUN
+    # Final validation accuracy, percent, of a pruned job that of its last round. Searches choose by
+    # it, so it is never of test images.
+    value: float | None = None
+    message: str = ""  # why it did not come to its end
+
+    def ended(self, status: str, value: float | None = None, message: str = "") -> "JobRecord":
+        """The record with what the job came to."""
+        return replace(self, status=status, value=value, message=message)
+
+
+def save_record(sweep: Path, record: JobRecord) -> None:
+    """Write the record of a job, all or nothing; raises OSError."""
+    (sweep / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
+    write_text(sweep / RECORDS_FOLDER / f"{record.number}.json", json.dumps(asdict(record)) + "\n")
+
+
+def read_records(sweep: Path, number: int | str = "*") -> dict[int, JobRecord]:
+    """All records of a sweep by number, in order; or that of the job `number`, if there is one."""
+    paths = (sweep / RECORDS_FOLDER).glob(f"{number}.json")
+    records = [JobRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    return {record.number: record for record in sorted(records, key=attrgetter("number"))}
