@@ -128,9 +128,9 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name != "esper_soa.lab":
+        if not (error.name or "").startswith("esper_soa.lab"):
             raise
-        raise ImportError(f"esper_soa.{name} needs esper_soa.lab, which is not installed") from None
+        raise ImportError(f"esper_soa.{name} needs {error.name}, which is not installed") from None
 
 
 def __dir__() -> list[str]:

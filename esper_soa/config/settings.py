@@ -43,7 +43,9 @@ PROGRESS_STYLES = ("auto", "live", "plain", "off")
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")
 # The modules of that folder; none is imported before it is asked for.
 TRACKER_FOLDER = Path(__file__).parents[1] / "lab/telemetry/trackers"
-TRACKERS = tuple(one.name for one in iter_modules([str(TRACKER_FOLDER)]))
+TRACKERS = tuple(module.name for module in iter_modules([str(TRACKER_FOLDER)]))
+if not TRACKERS:
+    TRACKERS = ("[], as esper_soa.lab.telemetry is not installed",)
 LEVELS = ("off", "rounds", "events", "full")  # of telemetry: each writes what those before it do
 WIDTHS = " or ".join(names[0] for names in nets.SIZE_SETTINGS.values())
 # what makes a run smaller

@@ -3,8 +3,8 @@ JobSweeper around the sweeper that is chosen. What a sweep does is in esper_soa/
 """
 
 import sys
+from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -19,7 +19,7 @@ from esper_soa.system.console import exit_with
 from esper_soa.system.errors import UserError
 from esper_soa.system.signals import import_guard
 
-if find_spec("esper_soa.lab") is not None:
+with suppress(ModuleNotFoundError):  # esper_soa.lab.sweep may not be installed
     from esper_soa.lab.sweep.resolvers import register_resolvers
 
     register_resolvers()  # single runs may use them, too

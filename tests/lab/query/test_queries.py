@@ -14,8 +14,6 @@ import torch
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.settings import settings_yaml
-from esper_soa.lab.query import command as query  # noqa: E402
-from esper_soa.lab.query.database import VIEWS, QueryError, open_database  # noqa: E402
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.system.errors import UserError
 from esper_soa.training.files.run_folder import RunFolder
@@ -25,6 +23,10 @@ from tests.builders.lanes import some_of
 from tests.builders.recording_agent import Witnessed, witnessed_round
 from tests.builders.report_runs import line, make_run, write_round
 from tests.builders.tiny_runs import fresh, records, settings
+
+pytest.importorskip("duckdb", reason="extra query")
+from esper_soa.lab.query import command as query  # noqa: E402
+from esper_soa.lab.query.database import VIEWS, QueryError, open_database  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
 ENVS = 3
