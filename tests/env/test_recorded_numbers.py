@@ -11,11 +11,8 @@ from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.env import (
     REWARD_MODES,
-    AttributionConfig,
     EarlyStopConfig,
-    GatesConfig,
     GovernorConfig,
-    LifecycleConfig,
     LossRewardConfig,
     RewardConfig,
     SignalsConfig,
@@ -122,22 +119,8 @@ def settings(num_slots: int, steps: int, **changed: object) -> TrainConfig:
     return replace(tiny_settings(16, num_slots, steps), **changed)
 
 
-BY_ITSELF = LifecycleConfig(True, True, True, embargo_steps=1, min_prune_age=0)
-STRICT = GatesConfig(
-    False, min_training_improvement=-40, min_blending_steps=2, min_gradient_ratio=0.3,
-    min_fossilize_contribution=-20,
-)  # fmt: skip
 EPISODES = {
     "shaped": settings(3, 24),
-    "strict": settings(3, 24, gates=STRICT, reward=RewardConfig(mode="escrow")),
-    "by_itself": settings(2, 20, lifecycle=BY_ITSELF, reward=RewardConfig(mode="basic_plus")),
-    "many_slots": settings(
-        7,
-        30,
-        lifecycle=BY_ITSELF,
-        attribution=AttributionConfig(shapley_samples=12),
-        reward=RewardConfig(mode="net", flop_weight=0.3),
-    ),
     "short": settings(
         3,
         30,

@@ -4,7 +4,6 @@ and env-step.
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env import world as module
-from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.data.images import TrainingImages, cut_batch, training_crops
 from esper_soa.nets.data.orders import validation_order
@@ -21,7 +19,6 @@ from esper_soa.system import streams
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import HEADS
-from tests.builders.recorded_numbers import assert_recorded, fingerprint, fingerprints
 from tests.builders.tiny_world import CPU, SMALL_TASK, tiny_settings
 
 ENVS = 3
@@ -53,45 +50,6 @@ def feed(world: World, step: int) -> TrainingImages:
     training = world.work(step).training
     assert isinstance(training, TrainingImages)
     return training
-
-
-RECORDED = {
-    "whole": {"augment": False},
-    "split": {"split": True},
-    "part": {"share": 0.5, "label_noise": 0.3},
-    "sets": {
-        "name": "[synthetic,fashion32]",
-        "share": "[1,0.5]",
-        "label_noise": "uniform(0.1,0.9)",
-    },
-}
-
-
-def test_what_worlds_hand_out_is_what_was_recorded() -> None:
-    found = {}
-    for name, given in RECORDED.items():
-        cfg = settings(**given)
-        cfg.task = replace(SMALL_TASK, lr_schedule="cosine", host_lr="log_uniform(0.01,0.1)")
-        world = build_world(cfg, CPU, seed=7)
-        ones = torch.ones(ENVS, 2, dtype=torch.int64)
-        world.start_round(2, Topology(ones, ones, ones.double()))
-        work = world.work(1)
-        images, labels = work.training.batch(world.envs, 1)
-        found[name] = {
-            "order": feed(world, 1).draw.order,
-            "images": images,
-            "labels": labels,
-            "validation": world.validation.order,
-            "sizes": torch.tensor([*world.sizes, work.num_batches]),
-        }
-    weights = world.weights.select("host", "seeds", "snapshot").flatten_keys(".").items()
-    found["all"] = {
-        "noise": world.noise(1),
-        "seed_keys": work.seed_keys,
-        "rates": work.rules.host.lr,
-        "weights": torch.tensor([fingerprint(rows) for _, rows in weights]),
-    }
-    assert_recorded("worlds", fingerprints(found))
 
 
 def all_different(tensors: Iterable[Tensor]) -> bool:

@@ -1,6 +1,6 @@
 """What data sets are, what envs draw of them, and what networks are made of, as it was recorded."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, host_slots
 from esper_soa.grown.build import plain_parts
-from esper_soa.nets.data import datasets, orders
-from esper_soa.nets.data.batches import BatchSource, Draw, LabelNoise
+from esper_soa.nets.data import datasets
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     GATE,
@@ -56,34 +55,6 @@ def test_data_sets_are_those_recorded() -> None:
 
 def keys(purpose: int) -> Tensor:
     return streams.stream_keys(7, purpose, (2,), ENVS)
-
-
-def drawn(source: BatchSource, augment: bool) -> Iterator[Tensor]:
-    """Batches of an env-step, and of the held-out parts."""
-    size = len(source.train_labels)
-    draws = orders.SampleOrders(keys(streams.DATA_ORDER), size, 3).draw(size - 5, 12)
-    for share in (0.4, torch.tensor([1.0, 0.5, 0.1]).double()):
-        draws = orders.members_of_share(draws, share, 7, size)
-    noise = LabelNoise(torch.tensor([0.0, 0.3, 0.9]).double(), keys(streams.LABEL_NOISE), 10)
-    draw = Draw(draws, keys(streams.AUGMENTATION), 24, 4, augment, noise)
-    feed = source.training(draw, torch.float32)
-    for index in range(3):
-        yield from feed.batch(ENVS[1:], index)
-        yield draw.noise(ENVS, index)
-    order = orders.validation_order(len(source.val_labels), 9, 7)
-    for held_out in (source.validation(order, torch.float32), source.test(order, torch.float32)):
-        for part in held_out.batches(ENVS, 5):
-            yield from part
-
-
-def test_what_envs_draw_is_what_was_recorded() -> None:
-    found = {}
-    for name, cfg in SETS.items():
-        source = datasets.load_samples(cfg, CPU)
-        for augment in (False, True):
-            parts = enumerate(drawn(source, augment))
-            found |= {f"{name}.{augment}.{at}": part.double() for at, part in parts}
-    assert_recorded("draws", fingerprints(found))
 
 
 def tensors(table: Costs) -> dict[str, Tensor]:
