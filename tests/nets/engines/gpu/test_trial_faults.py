@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the package triton is not installed (extra
 
 from triton import knobs
 
-BUILDERS = Path(__file__).resolve().parents[1] / "builders"
+BUILDERS = Path(__file__).resolve().parents[3] / "builders"
 COMPILER = shutil.which("cc")
 
 

@@ -1,6 +1,6 @@
 """The tests of the native kernels once more, under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-    python -m pytest -m slow tests/nets/test_sanitizers.py
+    python -m pytest -m slow tests/nets/engines/cpu/test_sanitizers.py
 
 Scratch and the pieces of a network's memory have guards behind them then, and a piece is NaNs until
 it is written (vec.h, chain.h), so that a number which nobody wrote shows in the results.
@@ -16,13 +16,13 @@ import pytest
 
 from esper_soa.nets.engines.cpu import cache, compiler, library
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 SANITIZERS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 # Kernels beside kernels, and networks so small that other flags put no value on the other side of a
 # ReLU.
 TESTS = (
-    "tests/nets/test_fused.py",
-    "tests/nets/test_transformer.py",
+    "tests/nets/engines/cpu/test_engine.py",
+    "tests/nets/model/test_transformer.py",
     "-k",
     "to_the_bit or not_finite or right_answers or native_kernels",
 )

@@ -12,7 +12,7 @@ import pytest
 
 from esper_soa.nets.engines.gpu.tile_sizes import RESERVED_BYTES
 
-BUILDERS = Path(__file__).resolve().parents[1] / "builders"
+BUILDERS = Path(__file__).resolve().parents[3] / "builders"
 KERNELS = BUILDERS.parents[1] / "esper_soa" / "nets" / "engines" / "gpu" / "kernels"
 SHARED = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # bytes that a program can have
 REGISTERS = 65536  # of a multiprocessor

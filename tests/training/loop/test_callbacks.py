@@ -30,7 +30,7 @@ from tests.builders.program import ENVIRONMENT, TINY
 from tests.builders.tiny_runs import fresh, records, resumed, settings
 from tests.builders.tiny_world import tiny_world
 
-PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
+PACKAGE = Path(__file__).resolve().parents[3] / "esper_soa"
 SHORT = settings("wait", rounds=2, steps=1)
 
 

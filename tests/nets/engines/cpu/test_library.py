@@ -31,7 +31,7 @@ from tests.builders.warm import Popen
 
 pytestmark = pytest.mark.usefixtures("native")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 # needs no torch
 LOAD = "from esper_soa.nets.engines.cpu import library; library.kernels(); print(library.build())"
 CHOOSE = (

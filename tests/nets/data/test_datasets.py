@@ -224,7 +224,7 @@ def test_synthetic_images_are_the_same_every_time_and_can_be_told_apart() -> Non
 
 
 def test_real_cifar_has_the_statistics_that_are_used_for_it() -> None:
-    beside = Path(__file__).parents[3] / "shared" / "data" / "cifar-10-batches-py"
+    beside = Path(__file__).parents[4] / "shared" / "data" / "cifar-10-batches-py"
     folder = Path(os.environ.get("ESPER_SOA_CIFAR") or beside)
     if not folder.exists():
         pytest.skip("no CIFAR-10: set ESPER_SOA_CIFAR to the folder of its python batches")
