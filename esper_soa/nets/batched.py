@@ -45,10 +45,10 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     torch 2.13's CPU backward of a channels_last group norm crashes the process where the input
     needs no gradient, so such an input goes in as [B, n*C, H*W], which has no channels_last form.
     """
-    own = weight.shape[0] * groups, weight.reshape(-1), bias.reshape(-1), NORM_EPS
-    if torch.is_grad_enabled() and not x.requires_grad:
-        return F.group_norm(x.flatten(2), *own).unflatten(2, x.shape[2:])
-    return F.group_norm(x, *own)
+    flat = x.flatten(2) if torch.is_grad_enabled() and not x.requires_grad else x
+    num_groups = weight.shape[0] * groups
+    out = F.group_norm(flat, num_groups, weight.reshape(-1), bias.reshape(-1), NORM_EPS)
+    return out.view(x.shape) if flat is not x else out
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:

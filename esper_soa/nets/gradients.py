@@ -1,4 +1,4 @@
-"""What gradients of seeds say beside the host's, as engines and their kernels measure it."""
+"""Statistics of the gradients of seeds beside the host's, as engines and kernels measure them."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,8 @@
 """Steps of fixed shape on static buffers: captured once as a CUDA graph, then replayed.
 
 A step is kept under a key that says everything about it that is not in its buffers; the next step
-with that key is copied into the buffers of the kept one. Steps are those of an engine that replays,
-and calls of pure functions: of state machine, policy and learner, as compute.cuda_graphs asks.
+with that key is copied into the buffers of the step that is kept. Steps are those of an engine that
+replays, and calls of pure functions.
 """
 
 import logging
@@ -48,11 +48,11 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         else:
             target.copy_(source)
     for pairs in by_dtype.values():
-        own, other = (
-            TensorDict({str(place): one for place, one in enumerate(column)})
+        target, source = (
+            TensorDict({str(place): tensor for place, tensor in enumerate(column)})
             for column in zip(*pairs, strict=True)
         )
-        own.update_(other)
+        target.update_(source)
 
 
 class StaticStep(Protocol):
@@ -120,10 +120,12 @@ class GraphRecorder:
                     work()
                 finally:
                     graph.capture_end()
-        for one in caught:
-            if EMPTY_WARNING in str(one.message):
+        for warning in caught:
+            if EMPTY_WARNING in str(warning.message):
                 raise EmptyGraphError(f"a graph captured on {self.device} is empty")
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
         return graph
 
 
@@ -187,19 +189,19 @@ class StepCache(Generic[Step]):
 def captured_call(
     steps: StepCache[CapturedCall], name: Hashable, function: Callable[..., Result], *inputs: object
 ) -> Result:
-    """function(*inputs) as a kept step; what it gives is a copy.
+    """A copy of function(*inputs), which is done as a kept step.
 
-    Inputs and results are nested tensors, or records of them. What else decides the function's
-    work, beside the shapes of its inputs, has to be in `name`; tensors that it changes stay in
-    place.
+    Inputs and results are nested tensors, or records of them. Everything that decides the
+    function's work beside the shapes of its inputs has to be in `name`; tensors that it changes
+    stay in place.
     """
     leaves, spec = tree_flatten(inputs)
     key = (name, *(None if leaf is None else leaf.shape for leaf in leaves))
-    if not steps.is_cached(key):  # the inputs of a step that is kept are its own
+    if not steps.is_cached(key):  # a step that is kept has inputs for itself
         leaves = [None if leaf is None else leaf.clone() for leaf in leaves]
     done = steps.run_(key, CapturedCall(function, leaves, spec), [0])
     flat, result = tree_flatten(done.result)
-    copies = [torch.empty_like(one) for one in flat]
+    copies = [torch.empty_like(tensor) for tensor in flat]
     copy_all_(copies, flat)
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 

@@ -32,11 +32,11 @@ class Precision(NamedTuple):
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:
-    """What compute.precision (auto, float32, bfloat16, float16) stands for on `device`.
+    """The format that compute.precision (auto, float32, bfloat16, float16) names on `device`.
 
     Auto takes bfloat16 on a GPU that has it, else float16 there. A CPU stays with float32: for
-    hosts of few channels its own C kernels and grouped convolutions in float32 beat bfloat16
-    through autocast, which was measured.
+    hosts of few channels the C kernels and grouped convolutions in float32 beat bfloat16 through
+    autocast, which was measured.
     """
     if setting != "auto":
         return Precision(getattr(torch, setting), "as compute.precision asks")
@@ -79,7 +79,7 @@ def reset_loss_scales_(weights: TensorDict) -> None:
 class LossScales:
     """Loss scales of the n envs of a chunk while they train: copies, returned by `write_back_`. As
     in torch.amp.GradScaler, per env, an update whose gradient is not finite is skipped and halves
-    the scale; GROWTH_INTERVAL good ones in a row double it.
+    the scale; GROWTH_INTERVAL good updates in a row double it.
     """
 
     def __init__(self, weights: TensorDict, envs: Tensor) -> None:

@@ -25,11 +25,11 @@ class UpdateRule(NamedTuple):
     optimizer: str = "sgd"
 
     def of(self, rows: Tensor | None) -> "UpdateRule":
-        """That of some of the n rows, int64 [m]; None: of all."""
+        """The rule of some of the n rows, int64 [m]; None: of all."""
         if rows is None:
             return self
-        own = {name: one for name, one in self._asdict().items() if isinstance(one, Tensor)}
-        return self._replace(**{name: one[rows] for name, one in own.items()})  # type: ignore[arg-type]
+        values = (value[rows] if isinstance(value, Tensor) else value for value in self)
+        return UpdateRule._make(values)
 
 
 class Rules(NamedTuple):
@@ -42,16 +42,24 @@ class Rules(NamedTuple):
 def rules_of(
     task: TaskConfig, lr_factor: float = 1.0, values: Mapping[str, Tensor] = MappingProxyType({})
 ) -> Rules:
-    """Rules of an env-step, with rates times `lr_factor`; values: float64 [N] by dotted name of
-    what differs by env. SettingError where one is missing.
+    """Rules of an env-step, with rates times `lr_factor`.
+
+    values: float64 [N] by the dotted name of a setting that differs by env. SettingError where
+    such a setting is missing.
     """
 
     def of(name: str) -> float | Tensor:
-        own = values.get(f"task.{name}")
-        return task.number(name) if own is None else own[:, None]
+        by_env = values.get(f"task.{name}")
+        return task.number(name) if by_env is None else by_env[:, None]
 
-    movement = of("host_lr") * lr_factor, of("momentum"), of("weight_decay")
-    host = UpdateRule(of("max_grad_norm"), CLIP_EPS, *movement, task.optimizer)
+    host = UpdateRule(
+        of("max_grad_norm"),
+        CLIP_EPS,
+        of("host_lr") * lr_factor,
+        momentum=of("momentum"),
+        weight_decay=of("weight_decay"),
+        optimizer=task.optimizer,
+    )
     return Rules(host, host._replace(lr=of("seed_lr") * lr_factor, weight_decay=0.0))
 
 

@@ -19,8 +19,9 @@ from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
 from esper_soa.nets import trial as trials
-from esper_soa.nets.engines.gpu import blocks, newborn
+from esper_soa.nets.engines.gpu import blocks
 from esper_soa.nets.engines.gpu.engine import GpuEngine
+from esper_soa.nets.engines.gpu.kernels import newborn
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.training.loop.build import trial_of
 from tests.builders.compiled_kernels import Device, settings_of

@@ -35,8 +35,8 @@ SEGMENT_KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments, which chain.h has
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     """Why the kernels cannot take hosts of task `name` with these blueprints; "" where they can."""
-    known = {one.name for one in shape.blueprints if program.runs(one)}
-    unknown = [one for one in blueprints if one not in known]
+    known = {blueprint.name for blueprint in filter(program.runs, shape.blueprints)}
+    unknown = [name for name in blueprints if name not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
     unsupported = foreign_segments(shape, SEGMENT_KINDS)
@@ -54,7 +54,7 @@ def is_chain(shape: HostShape) -> bool:
     """
     blocks = conv_segments(shape.segments)
     return (
-        [one.kind for one in shape.segments] == [*[CONV_BLOCK] * len(blocks), MEAN_LINEAR]
+        [part.kind for part in shape.segments] == [*[CONV_BLOCK] * len(blocks), MEAN_LINEAR]
         and shape.input_shape == (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
         and not any(block.pooled and block.size % 2 for block in blocks)
     )
@@ -63,9 +63,9 @@ def is_chain(shape: HostShape) -> bool:
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
     """1 + place of running seeds' blueprints in the programs, 0 where none runs: int64 [N, S]."""
     places = np.full(num_codes(shape.blueprints), -1)
-    for place, one in enumerate(shape.blueprints):
-        if program.runs(one):
-            places[one.code] = 1 + place
+    for place, blueprint in enumerate(shape.blueprints):
+        if program.runs(blueprint):
+            places[blueprint.code] = 1 + place
     kinds = np.where(running, places[plan.blueprint], 0)
     if (kinds < 0).any():
         code = plan.blueprint[kinds < 0][0]

@@ -40,12 +40,12 @@ def programs(blueprints: Blueprints, channels: list[int]) -> np.ndarray:
 
     That of a blueprint which does not run is nothing else.
     """
-    longest = 1 + max(len(one.parts) for one in blueprints)
+    longest = 1 + max(len(blueprint.parts) for blueprint in blueprints)
     table = np.zeros((len(channels), len(blueprints), longest, len(FIELDS)), dtype=np.int64)
     for slot, width in enumerate(channels):
-        for place, one in enumerate(blueprints):
-            for at, row in enumerate(_rows(one, width) if runs(one) else []):
-                table[slot, place, at] = row
+        for place, blueprint in enumerate(blueprints):
+            if runs(blueprint):
+                table[slot, place, : len(blueprint.parts)] = _rows(blueprint, width)
     return table
 
 
@@ -54,9 +54,10 @@ def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     is_single = len(blueprint.parts) == 1 and isinstance(blueprint.parts[0], SoftNorm | Excite)
     # such a part can give what it adds to x by itself
     differing = is_single and not blueprint.residual
-    more = (0 if differing else KEPT, 0 if blueprint.residual or differing else REPLACING)
+    keep_flag = 0 if differing else KEPT
+    flags = 0 if blueprint.residual or differing else REPLACING
     return [
-        _row(part, inputs, channels, *more)
+        _row(part, inputs, channels, keep_flag=keep_flag, flags=flags)
         for part, inputs in blueprint.part_inputs(channels)
         if isinstance(part, KernelPart)
     ]

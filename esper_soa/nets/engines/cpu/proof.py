@@ -68,30 +68,35 @@ def image_case(channels: int) -> Case:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, max_grad_norm=0.05)
     task.weight_decay = 0.01
     shape = host_shape(task, sort_slots(task, ["r0c1"]))
-    blends = {Blueprint.DEPTHWISE: Blend.MULTIPLY, Blueprint.BOTTLENECK: Blend.GATE}
     engine = CpuEngine(EngineChoice(True, ""))
-    learned = Blueprint.CONV_SMALL, synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU)
-    return Case(lambda _: engine, task, shape, IMAGE_CODES, blends, *learned, 0.5)
+    return Case(
+        lambda _: engine,
+        task,
+        shape,
+        codes=IMAGE_CODES,
+        blends={Blueprint.DEPTHWISE: Blend.MULTIPLY, Blueprint.BOTTLENECK: Blend.GATE},
+        detached=Blueprint.CONV_SMALL,
+        samples=synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU),
+        spread=0.5,
+    )
 
 
 def sequence_case(width: int) -> Case:
     """Transformers with two heads, of this width."""
     sizes = TransformerConfig(width=width, layers=1, heads=2, context=20, segments=1)
-    names = [one.name for one in SEQUENCE_BLUEPRINTS[1:]]
+    names = [blueprint.name for blueprint in SEQUENCE_BLUEPRINTS[1:]]
     task = TaskConfig(host="transformer", num_classes=13, blueprints=names, transformer=sizes)
     task.max_grad_norm = 0.05
     task.weight_decay = 0.01
     shape = host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS)
-    blends = {Blueprint.LORA: Blend.MULTIPLY, Blueprint.MLP: Blend.GATE}
     tokens = torch.arange(20 * 20 * (PROOF_SAMPLES + 2)) * 7919 % 8191 % 13
     text = text_set("proof", "", tokens.to(torch.uint8), context=20, num_tokens=13)
-    engine = partial(SequenceEngine, EngineChoice(True, ""))
     return Case(
-        engine,
+        partial(SequenceEngine, EngineChoice(True, "")),
         task,
         shape,
         codes=SEQUENCE_CODES,
-        blends=blends,
+        blends={Blueprint.LORA: Blend.MULTIPLY, Blueprint.MLP: Blend.GATE},
         detached=Blueprint.MLP_SMALL,
         samples=text,
         spread=0.25,
@@ -164,13 +169,14 @@ def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
     fields = ctypes.POINTER(_Field)()
     count = compiled_fields(ctypes.byref(fields))
     expected = {
-        (one.record.decode(), one.name.decode()): (one.at, one.size) for one in fields[:count]
+        (field.record.decode(), field.name.decode()): (field.at, field.size)
+        for field in fields[:count]
     }
     for record, kind in records.items():
         places = {(record, ""): (0, ctypes.sizeof(kind))}
         for name, *_ in kind._fields_:
-            field = getattr(kind, name)
-            places[record, name] = field.offset, field.size
+            descriptor = getattr(kind, name)
+            places[record, name] = descriptor.offset, descriptor.size
         for place, bytes_ in places.items():
             if expected.pop(place, None) != bytes_:
                 other = f"another record {'.'.join(place)}: {bytes_} bytes expected"
@@ -188,7 +194,7 @@ def differences(case: Case, exact: PieceEngine, seed: int = 1) -> Iterator[tuple
 
 
 def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
-    """Weights after a step, what it gave, and validation on own samples and on shared ones."""
+    """Weights after a step, its report, and validation on samples by env and on shared samples."""
     count = len(case.codes)
     kinds = np.array(case.codes)[:, None]
     nets = NetsConfig(

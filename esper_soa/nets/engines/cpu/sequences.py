@@ -72,7 +72,8 @@ def _memory_of(x: Tensor) -> Tensor:
 
 
 def _pointers(tensors: list[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    return (POINTER * BLOCK_TENSORS)(*[None if one is None else one.data_ptr() for one in tensors])
+    places = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return (POINTER * BLOCK_TENSORS)(*places)
 
 
 class _Block(torch.autograd.Function):
@@ -113,7 +114,7 @@ class _Block(torch.autograd.Function):
         record.saves = True
         out = _memory_of(grad)
         grad_x = torch.empty_like(rows)
-        grads = [None if one is None else torch.zeros(one.shape) for one in tensors]
+        grads = [None if tensor is None else torch.zeros(tensor.shape) for tensor in tensors]
         records.point(record, {"grad_out": out, "grad_x": grad_x})
         record.gradients = _pointers(grads)
         records.call("sequence_block_pass", record)
@@ -134,7 +135,7 @@ def _block_record(
     record.eps = NORM_EPS
     record.parameters = _pointers(tensors)
     record.steps = (INTEGER * BLOCK_TENSORS)(
-        *[0 if one is None else one.stride(0) for one in tensors]
+        *[0 if tensor is None else tensor.stride(0) for tensor in tensors]
     )
     names = ("x", "statistics", "hidden", "mixed", "sums")
     return records.point(record, dict(zip(names, (rows, *saved), strict=True)))
@@ -157,7 +158,7 @@ class _Head(torch.autograd.Function):
         held: records.Held = {"x": rows, "scale": scale, "shift": shift, "table": table}
         held |= {"labels": labels, "loss": loss, "correct": correct}
         if any(ctx.needs_input_grad):  # type: ignore[attr-defined]
-            grads = [torch.zeros(one.shape) for one in (scale, shift, table)]
+            grads = [torch.zeros(tensor.shape) for tensor in (scale, shift, table)]
             grad_x = torch.empty_like(rows)
             names = ("grad_x", "grad_scale", "grad_shift", "grad_table")
             held |= dict(zip(names, (grad_x, *grads), strict=True))
@@ -170,7 +171,7 @@ class _Head(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_x, *grads = ctx.saved_tensors  # type: ignore[attr-defined]
         factor = grad.to(grad_x.dtype)
-        scaled = [one * factor.view(-1, *[1] * (one.dim() - 1)) for one in grads]
+        scaled = [part * factor.view(-1, *[1] * (part.dim() - 1)) for part in grads]
         grad_x = grad_x.unflatten(2, (len(factor), -1)) * factor[:, None]
         return grad_x.flatten(2).transpose(1, 2), *scaled, None
 
@@ -257,14 +258,14 @@ def native_segment(segment: Segment) -> Segment:
 @lru_cache(maxsize=64)
 def native_shape(shape: HostShape) -> HostShape:
     """The same hosts, which compute by the kernels."""
-    segments = tuple(native_segment(one) for one in shape.segments)
-    blueprints = tuple(native_seed(one) for one in shape.blueprints)
+    segments = tuple(map(native_segment, shape.segments))
+    blueprints = tuple(map(native_seed, shape.blueprints))
     return shape._replace(segments=segments, blueprints=blueprints)
 
 
 def obstacle(shape: HostShape) -> str:
     """Why the kernels are of no use to the hosts; "" where they are."""
-    supported = any(isinstance(one, NativeLayers) for one in native_shape(shape).segments)
+    supported = any(isinstance(part, NativeLayers) for part in native_shape(shape).segments)
     return "" if supported else "the kernels for sequences need transformer layers without dropout"
 
 

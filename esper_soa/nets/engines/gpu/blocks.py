@@ -74,15 +74,25 @@ def block_plans(shape: HostShape) -> list[BlockPlan]:
     plans = list[BlockPlan]()
     weight_at = 0
     statistics_at = 0
-    for number, one in enumerate(conv_segments(shape.segments)):
-        early = one.pooled and one.slot_before_pool < 0
-        stored = one.inputs if number else COLOURS
-        sizes = one.inputs, stored, one.channels, one.kernel, one.size, 2 if early else 1
-        slot_pool = one.pooled and not early
-        around = one.slot_before_pool, one.slot_after_pool
-        plans.append(BlockPlan(number, *sizes, slot_pool, *around, weight_at, statistics_at))
-        weight_at += one.channels * (one.inputs * one.kernel**2 + 2)
-        statistics_at += 2 * one.channels
+    for number, segment in enumerate(conv_segments(shape.segments)):
+        early = segment.pooled and segment.slot_before_pool < 0
+        plan = BlockPlan(
+            number,
+            segment.inputs,
+            segment.inputs if number else COLOURS,
+            outputs=segment.channels,
+            kernel=segment.kernel,
+            side=segment.size,
+            pool=2 if early else 1,
+            slot_pool=segment.pooled and not early,
+            before=segment.slot_before_pool,
+            after=segment.slot_after_pool,
+            weight_at=weight_at,
+            statistics_at=statistics_at,
+        )
+        plans.append(plan)
+        weight_at += plan.outputs * (plan.inputs * plan.kernel**2 + 2)
+        statistics_at += 2 * plan.outputs
     return plans
 
 
@@ -211,9 +221,9 @@ def evaluate_(
     units, batch = features.shape[:2]
     layer, tile, _, options = _launch(plan, batch, x)
     tiles = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
-    planes = plane(x, shared=x.shape[0] == 1), plane(features)
+    images = plane(x, shared=x.shape[0] == 1)
     block.evaluation_kernel[units, tiles](
-        *planes, weights.kernel, weights[1:], branches, layer, tile, **options
+        images, plane(features), weights.kernel, weights[1:], branches, layer, tile, **options
     )
 
 
@@ -227,11 +237,19 @@ def _split(pixels: int, splits: int, tile: KernelTile) -> tuple[int, int]:
 def _launch(
     plan: BlockPlan, batch: int, x: Tensor, words: Rows | None = None
 ) -> tuple[KernelLayer, KernelTile, int, dict[str, int]]:
-    """What kernels are told of a batch: the last are the tiles of the full map, and options."""
-    sizes = (plan.side, plan.side, plan.inputs, plan.stored, plan.outputs, plan.kernel, plan.pool)
-    layer = KernelLayer(batch * plan.side**2, *constants(*sizes))._replace(words=words)
-    known = plan.stored, plan.outputs, plan.kernel**2
-    chosen = block_tile(*known, x.dtype, shared_limit(x.device))
+    """Records of a batch for kernels; number of tiles of the full map, and options of a launch."""
+    sizes = constants(
+        height=plan.side,
+        width=plan.side,
+        inputs=plan.inputs,
+        stored=plan.stored,
+        outputs=plan.outputs,
+        size=plan.kernel,
+        pool=plan.pool,
+    )
+    layer = KernelLayer(batch * plan.side**2, **sizes)._replace(words=words)
+    limit = shared_limit(x.device)
+    chosen = block_tile(plan.stored, plan.outputs, plan.kernel**2, dtype=x.dtype, limit=limit)
     tile = tile_of(layer, x.dtype, chosen)
     tiles = triton.cdiv(layer.num_pixels, tile.pixels.value)
     return layer, tile, tiles, {"num_stages": chosen.stages}

@@ -17,10 +17,12 @@ from torch.utils._pytree import tree_leaves
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.data.images import crops_of
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
-from esper_soa.nets.engines.gpu import newborn, slot_flags, training, tree, validation
+from esper_soa.nets.engines.gpu import slot_flags, training, tree, validation
+from esper_soa.nets.engines.gpu.kernels import newborn
+from esper_soa.nets.engines.gpu.kernels.images import crops_record
 from esper_soa.nets.engines.gpu.kernels.newborn import SeedInit
 from esper_soa.nets.engines.gpu.slots import num_programs
-from esper_soa.nets.engines.gpu.step import Plans, crops_record, pass_inputs, plans_of
+from esper_soa.nets.engines.gpu.step import Plans, pass_inputs, plans_of
 from esper_soa.nets.engines.gpu.support import MAX_BATCH_IMAGES
 from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
 from esper_soa.nets.engines.gpu.update import rule_numbers
@@ -72,8 +74,8 @@ class GpuEngine:
             training.memory_of(nets, plans, weights, batch=sizes.batch_size),
             validation.memory_of(nets, plans, extent, device=META_DEVICE),
         )
-        own = _storages([rows for pool in _pools(weights) for rows in pool.values()])
-        return sum(size for place, size in _storages(arrays).items() if place not in own)
+        counted = _storages([rows for pool in _pools(weights) for rows in pool.values()])
+        return sum(size for place, size in _storages(arrays).items() if place not in counted)
 
     def claim_(
         self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
@@ -200,5 +202,6 @@ def _pools(weights: TensorDict) -> list[TensorDict]:
 
 def _storages(tree: object) -> dict[int, int]:
     """Bytes of all memory in nested tensors, each once."""
-    tensors = (one.untyped_storage() for one in tree_leaves(tree) if isinstance(one, Tensor))
-    return {storage._cdata: storage.nbytes() for storage in tensors}
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage._cdata: storage.nbytes() for storage in storages}

@@ -38,50 +38,44 @@ def runs(blueprint: Architecture) -> bool:
 
 def programs(blueprints: Blueprints, channels: int) -> np.ndarray:
     """int32 [codes, 1 + parts, FIELDS] for slots of C = `channels`; 0: codes that do not run."""
-    running = [one for one in blueprints if runs(one)]
-    longest = max((len(one.parts) for one in running), default=0)
+    running = list(filter(runs, blueprints))
+    longest = max((len(blueprint.parts) for blueprint in running), default=0)
     table = np.zeros((num_codes(blueprints), 1 + longest, len(FIELDS)), dtype=np.int32)
-    for one in running:
-        rows = _rows(one, channels)
-        numbers = seed_table(one, channels).total
-        table[one.code, 0, : len(HEAD)] = len(rows), not one.residual, numbers
-        table[one.code, 1 : 1 + len(rows)] = rows
+    for blueprint in running:
+        rows = _rows(blueprint, channels)
+        numbers = seed_table(blueprint, channels).total
+        table[blueprint.code, 0, : len(HEAD)] = len(rows), not blueprint.residual, numbers
+        table[blueprint.code, 1 : 1 + len(rows)] = rows
     return table
 
 
-def num_maps(programs: np.ndarray) -> int:
-    """Feature maps that a seed of any of these programs keeps, its input among them."""
-    return 1 + int(programs[:, 1:, FIELDS.index("map")].max(initial=0))
+def largest(programs: np.ndarray, *fields: str) -> int:
+    """Largest number, at least 1, that any part has in these of FIELDS."""
+    return int(programs[:, 1:, [FIELDS.index(field) for field in fields]].max(initial=1))
 
 
 def widest(programs: np.ndarray) -> int:
     """Most channels, or hidden units, that any part has."""
-    fields = [FIELDS.index(name) for name in ("inputs", "outputs", "hidden")]
-    return int(programs[:, 1:, fields].max(initial=1))
-
-
-def most_hidden(programs: np.ndarray) -> int:
-    """Most hidden units that any part has."""
-    return int(programs[:, 1:, FIELDS.index("hidden")].max(initial=1))
+    return largest(programs, "inputs", "outputs", "hidden")
 
 
 def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
     """The parts; each reads the map of the one before it, the first map 0, which is x.
 
-    A part that scales what it is given needs no map of its own where that is x.
+    A part that scales its input needs no map where that is x.
     """
     rows = list[tuple[int, ...]]()
     offset = source = relu = maps = 0
     for part, inputs in blueprint.part_inputs(channels):
         if not isinstance(part, KernelPart):
             raise LookupError(f"blueprint {blueprint.name}: no program for its parts")
-        own = 0 if isinstance(part, SoftNorm | Excite) and not rows else maps + 1
-        maps = max(maps, own)
+        target = 0 if isinstance(part, SoftNorm | Excite) and not rows else maps + 1
+        maps = max(maps, target)
         outputs = part.outputs_of(inputs, channels)
         kind, *sizes, flags = _facts(part, outputs, channels)
-        rows.append((kind, inputs, outputs, *sizes, flags, offset, own, source, relu))
+        rows.append((kind, inputs, outputs, *sizes, flags, offset, target, source, relu))
         offset += Table(part.parameters(inputs, channels)).total
-        source = own
+        source = target
         relu = int(flags & RELU > 0)
     return rows
 

@@ -66,11 +66,18 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     programs = program.programs(shape.blueprints, channels)
     hidden = GATE.hidden.of(channels)
     widest = max(channels, hidden, program.widest(programs))
-    units = lanes_of(max(hidden, program.most_hidden(programs)))
-    sizes = program.num_maps(programs), lanes_of(widest), units, -(-widest // 8) * 8
-    gate_at = row_layout(shape, number).seed
-    device_programs = torch.from_numpy(programs).to(device)
-    return SlotTable(number, len(shape.slots), channels, device_programs, *sizes, gate_at, hidden)
+    return SlotTable(
+        number,
+        len(shape.slots),
+        channels,
+        programs=torch.from_numpy(programs).to(device),
+        maps=1 + program.largest(programs, "map"),
+        lanes=lanes_of(widest),
+        units=lanes_of(max(hidden, program.largest(programs, "hidden"))),
+        stride=-(-widest // 8) * 8,
+        gate_at=row_layout(shape, number).seed,
+        gate_hidden=hidden,
+    )
 
 
 def num_splits(batch: int) -> int:
@@ -105,17 +112,41 @@ def slot_of(
     slot_flags: int32 [N, S], see slot_flags.py; alpha: float32 [N, S]; params: [N, width].
     """
     lanes = table.lanes
-    dtype = work.maps.dtype
-    chosen = slot_tile(lanes, dtype)
+    chosen = slot_tile(lanes, work.maps.dtype)
     area = size[0] * size[1]
     tile = min(chosen.pixels, padded(area))
-    columns = chosen.columns, max(1, chosen.columns // lanes)
-    group = chosen.group, max(1, chosen.group // lanes), area % tile == 0
-    sizes = *size, table.channels, work.maps.shape[3], lanes, table.units, tile, *columns, *group
-    known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
-    shape = SlotShape(*constants(*sizes, *known, *product_precision(dtype)))
-    place = tl.constexpr(table.number), tl.constexpr(table.num_slots)
-    return KernelSlot(slot_flags, alpha, *place, table.programs, rows(params), *work, area, shape)
+    precision, widened = product_precision(work.maps.dtype)
+    sizes = constants(
+        height=size[0],
+        width=size[1],
+        channels=table.channels,
+        stride=work.maps.shape[3],
+        lanes=lanes,
+        units=table.units,
+        tile=tile,
+        columns=chosen.columns,
+        taps=max(1, chosen.columns // lanes),
+        group=chosen.group,
+        group_taps=max(1, chosen.group // lanes),
+        whole=area % tile == 0,
+        parts=table.parts,
+        maps=table.maps,
+        gate_at=table.gate_at,
+        gate_hidden=table.gate_hidden,
+        pool=2 if pooled else 1,
+        precision=precision,
+        widened=widened,
+    )
+    return KernelSlot(
+        slot_flags,
+        alpha,
+        **constants(number=table.number, num_slots=table.num_slots),
+        programs=table.programs,
+        rows=rows(params),
+        **work._asdict(),
+        area=area,
+        shape=SlotShape(**sizes),
+    )
 
 
 def forward_(slot: KernelSlot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:

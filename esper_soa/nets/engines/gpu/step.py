@@ -1,5 +1,5 @@
-"""What the steps of training and validation share: what they are given, the images, the classifier
-and the records of slots.
+"""The base of the steps of training and validation: their inputs, the classifier, and the records
+of slots.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,18 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from esper_soa.config.nets import IMAGE_SIZE
-from esper_soa.nets.data.images import ImageBank, ImageCrops
+from esper_soa.nets.data.images import ImageCrops
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import BlockPlan
 from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, KernelHead
-from esper_soa.nets.engines.gpu.kernels.images import Crops, cut_kernel
+from esper_soa.nets.engines.gpu.kernels.images import Crops
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
-from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, rows
+from esper_soa.nets.engines.gpu.kernels.tiles import constants, rows
 from esper_soa.nets.engines.gpu.slots import SlotTable, SlotWorkspace
 from esper_soa.nets.engines.gpu.tile_sizes import padded
 from esper_soa.nets.engines.gpu.update import TensorTable, tensor_table
 from esper_soa.nets.model.host import HostShape
-
-CUT_PIXELS = 256  # pixels of an image that are cut at a time
 
 
 class Plans(NamedTuple):
@@ -47,18 +44,22 @@ class PassInputs(NamedTuple):
 
 
 def pass_inputs(crops: ImageCrops, slot_flags: Tensor, alpha: Tensor) -> PassInputs:
-    """Of a pass that begins."""
-    counter = torch.zeros(1, dtype=torch.int32, device=alpha.device)
-    images = crops.first.contiguous(), crops.labels.contiguous()
-    return PassInputs(*images, slot_flags, alpha.float().contiguous(), counter)
+    """The inputs of a pass that begins."""
+    return PassInputs(
+        crops.first.contiguous(),
+        crops.labels.contiguous(),
+        slot_flags,
+        alpha=alpha.float().contiguous(),
+        counter=torch.zeros(1, dtype=torch.int32, device=alpha.device),
+    )
 
 
 def plans_of(shape: HostShape, device: torch.device) -> Plans:
     """The tables of a host."""
     numbers = range(len(shape.slots))
-    own = [slots.slot_table(shape, number, device) for number in numbers]
+    tables = [slots.slot_table(shape, number, device) for number in numbers]
     tensors = [tensor_table(shape, number, device) for number in numbers]
-    return Plans(blocks.block_plans(shape), own, tensors)
+    return Plans(blocks.block_plans(shape), tables, tensors)
 
 
 @dataclass(eq=False)
@@ -83,60 +84,54 @@ class PassStep:
         return blocks.weights_of(plan, host["params"], host["statistics"])
 
     def slot(self, place: tuple[int, int, bool], work: SlotWorkspace) -> KernelSlot:
-        """What the kernels of a slot read; place: slot, side, whether a pool follows."""
+        """The record that kernels of a slot read; place: slot, side, whether a pool follows."""
         number, side, pooled = place
-        params = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
-        table = self.plans.slots[number]
-        known = self.given.slot_flags, self.given.alpha
-        return slots.slot_of(table, *known, params, work, (side, side), pooled)
+        return slots.slot_of(
+            self.plans.slots[number],
+            self.given.slot_flags,
+            self.given.alpha,
+            params=self.weights["seeds", self.nets.shape.slots[number].name, "params"],
+            work=work,
+            size=(side, side),
+            pooled=pooled,
+        )
 
     def head(self, features: Tensor) -> KernelHead:
-        """What the kernels of the classifier read; features: [., B, area, C] of the last block."""
+        """The record that kernels of the classifier read; features: [., B, area, C] of the last
+        block.
+        """
         shape = self.nets.shape
         params = self.weights["host", "params"]
         labels = self.given.labels
         batch, area, channels = features.shape[1:]
         at = shape.parameters.total - shape.num_classes * (channels + 1)
         middle = at + shape.num_classes * channels
-        shared = labels.shape[0] == 1
-        tile = min(256, triton.next_power_of_2(area))
-        lanes = padded(channels), padded(shape.num_classes)
-        sizes = constants(area, channels, shape.num_classes, *lanes, tile)
+        sizes = constants(
+            area=area,
+            channels=channels,
+            classes=shape.num_classes,
+            channel_lanes=padded(channels),
+            class_lanes=padded(shape.num_classes),
+            tile=min(256, triton.next_power_of_2(area)),
+        )
         return KernelHead(
             rows(params[:, at:middle]),
             rows(params[:, middle:]),
             labels,
-            0 if shared else labels.shape[1],
-            self.given.counter,
-            batch,
-            rows(self.given.slot_flags),
-            *sizes,
+            labels_env=0 if labels.shape[0] == 1 else labels.shape[1],
+            counter=self.given.counter,
+            batch=batch,
+            words=rows(self.given.slot_flags),
+            **sizes,
         )
 
 
 def head_outputs(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> HeadOutputs:
-    """Room for what B = `batch` images of each of `num_nets` networks give."""
-    size = (num_nets, batch)
+    """Room for the outputs of B = `batch` images of each of `num_nets` networks."""
     wide = like.new_empty(0, dtype=torch.float32)
     return HeadOutputs(
-        wide.new_empty(*size, padded(shape.segments[-1].input_shape[0])),
-        wide.new_empty(*size, padded(shape.num_classes)),
-        wide.new_empty(size),
-        correct=torch.empty(size, dtype=torch.int32, device=like.device),
-    )
-
-
-def crops_record(bank: ImageBank, first: Tensor) -> Crops:
-    """What the kernel is told; first: int64 [n, images]."""
-    _, line, colour, _ = bank.lines.stride()
-    env_stride = bank.scale.stride(0) if bank.scale.dim() == 2 else 0
-    scaling = *constants(env_stride), bank.scale, bank.offset
-    return Crops(bank.lines, first, first.shape[1], line, colour, *scaling)
-
-
-def cut_(crops: Crops, counter: Tensor, images: Tensor) -> None:
-    """images [n, B, 1024, 4]: those of the batch that `counter` (int32 [1]) tells."""
-    num_nets, batch = images.shape[:2]
-    cut_kernel[num_nets, batch](
-        crops, batch, counter, images, side=IMAGE_SIZE, tile=CUT_PIXELS, **EXACT
+        wide.new_empty(num_nets, batch, padded(shape.segments[-1].input_shape[0])),
+        wide.new_empty(num_nets, batch, padded(shape.num_classes)),
+        wide.new_empty(num_nets, batch),
+        correct=torch.empty(num_nets, batch, dtype=torch.int32, device=like.device),
     )

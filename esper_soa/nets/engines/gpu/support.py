@@ -61,9 +61,9 @@ def obstacle(
     unsupported = foreign_segments(shape, SEGMENT_KINDS)
     if unsupported:
         return f"there is none for segments of the hosts: {unsupported}"
-    known = {one.name for one in shape.blueprints if program.runs(one)}
-    unknown = [one for one in blueprints if one not in known]
-    widths = [one.channels for one in conv_segments(shape.segments)]
+    known = {blueprint.name for blueprint in filter(program.runs, shape.blueprints)}
+    unknown = [name for name in blueprints if name not in known]
+    widths = [block.channels for block in conv_segments(shape.segments)]
     widths += [
         program.widest(program.programs(shape.blueprints, spec.channels)) for spec in shape.slots
     ]
@@ -88,10 +88,13 @@ def obstacle(
 
 
 def shared_bytes(shape: HostShape, lanes: int, dtype: torch.dtype, limit: int) -> int:
-    """Of shared memory, that suffice for every program; lanes: most channels or hidden units."""
+    """Bytes of shared memory that suffice for every program; lanes: most channels or hidden units.
+
+    limit: bytes that a program can have.
+    """
     blocks = [
-        block_tile(one.inputs, one.channels, one.kernel**2, dtype=dtype, limit=limit).shared
-        for one in conv_segments(shape.segments)
+        block_tile(block.inputs, block.channels, block.kernel**2, dtype=dtype, limit=limit).shared
+        for block in conv_segments(shape.segments)
     ]
     return max(slot_tile(lanes_of(lanes), dtype).shared, *blocks)
 

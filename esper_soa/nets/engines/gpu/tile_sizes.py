@@ -64,7 +64,7 @@ def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: 
         for stages in LOOP_STAGES
     ]
     half = limit // 2 - RESERVED_BYTES // 2
-    return next((one for one in fitting if one.shared <= half), fitting[-1])
+    return next((sizes for sizes in fitting if sizes.shared <= half), fitting[-1])
 
 
 class SlotTile(NamedTuple):

@@ -1,5 +1,5 @@
-"""A training batch of N networks as one fixed list of launches on memory that stays, the same for
-any mixture of seeds: nothing about them is known here but their tables.
+"""A training batch of N networks as a fixed list of launches on memory that stays, the same for any
+mixture of seeds: nothing about them is known here but their tables.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots, update
 from esper_soa.nets.engines.gpu.blocks import COLOURS, BlockMemory
 from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, head_kernel, head_sums_kernel
+from esper_soa.nets.engines.gpu.kernels.images import cut_
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.update import Pool
 from esper_soa.nets.engines.gpu.slots import SlotWorkspace
-from esper_soa.nets.engines.gpu.step import PassStep, Plans, cut_, head_outputs
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, head_outputs
 
 
 class TrainSums(NamedTuple):
@@ -76,14 +77,14 @@ class TrainStep(PassStep):
         """Features behind the last block."""
         x = memory.images
         for plan in self.plans.blocks:
-            own = memory.blocks[plan.number]
+            block = memory.blocks[plan.number]
             blocks.forward_(
-                plan, x, self.block_weights(plan), memory=own, slot_flags=self.given.slot_flags
+                plan, x, self.block_weights(plan), memory=block, slot_flags=self.given.slot_flags
             )
             x = memory.pooled[plan.number]
             codes = memory.pooled_codes[plan.number]
             for place in plan.places:
-                inputs = own.features if place[0] == plan.before else x
+                inputs = block.features if place[0] == plan.before else x
                 slots.forward_(self.slot(place, memory.places[place[0]]), inputs, x, codes=codes)
         return x
 
@@ -94,9 +95,9 @@ class TrainStep(PassStep):
         head_kernel[features.shape[:2]](features, gradient, memory.answers, head)
         partials = memory.partials[0]
         num_nets, splits, width = partials.shape
-        own = partials[:, :, head.weight.base.storage_offset() :]
+        columns = partials[:, :, head.weight.base.storage_offset() :]
         sums = self.sums.loss, self.sums.correct
-        head_sums_kernel[num_nets, splits](memory.answers, own, width, sums, head)
+        head_sums_kernel[num_nets, splits](memory.answers, columns, width, sums, head)
 
     def _backward_(self, memory: TrainMemory) -> None:
         records = dict[int, KernelSlot]()
@@ -111,9 +112,15 @@ class TrainStep(PassStep):
                 slots.backward_(records[place[0]], behind, pooled_gradient, codes=codes)
             x = memory.pooled[number - 1] if number else memory.images
             room = memory.pooled_gradients[number - 1] if number else None
-            gradients = memory.gradients[number], room
-            known = self.block_weights(plan), memory.blocks[number], gradients
-            blocks.backward_(plan, x, *known, memory.partials[0], self.given.slot_flags)
+            blocks.backward_(
+                plan,
+                x,
+                self.block_weights(plan),
+                memory=memory.blocks[number],
+                gradients=(memory.gradients[number], room),
+                partials=memory.partials[0],
+                slot_flags=self.given.slot_flags,
+            )
         if records:
             partials = tuple(memory.partials[1 + slot] for slot in records)
             slots.weights_(tuple(records.values()), partials, self.batch)
@@ -125,14 +132,14 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
     params = weights["host", "params"]
     num_nets = params.shape[0]
     images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=nets.precision)
-    own = [blocks.memory_of(plan, num_nets, batch, like=images) for plan in plans.blocks]
+    block_memory = [blocks.memory_of(plan, num_nets, batch, like=images) for plan in plans.blocks]
     pooled = list[Tensor]()
     codes = list[Tensor]()
-    for plan, memory in zip(plans.blocks, own, strict=True):
+    for plan, memory in zip(plans.blocks, block_memory, strict=True):
         size = num_nets, batch, plan.out_side**2, plan.outputs
         pooled.append(images.new_empty(size) if plan.slot_pool else memory.features)
         codes.append(images.new_empty(size, dtype=torch.uint8) if plan.slot_pool else memory.codes)
-    gradients = [torch.empty_like(memory.features) for memory in own]
+    gradients = [torch.empty_like(memory.features) for memory in block_memory]
     pooled_gradients = [
         torch.empty_like(features) if plan.slot_pool else gradient
         for plan, features, gradient in zip(plans.blocks, pooled, gradients, strict=True)
@@ -151,7 +158,7 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
     answers = head_outputs(shape, num_nets, batch, like=images)
     return TrainMemory(
         images,
-        own,
+        block_memory,
         pooled,
         pooled_codes=codes,
         places=places,

@@ -46,24 +46,24 @@ def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
     if num_slots <= EXACT_SLOTS:
         return every
     fossil_codes = torch.where(fossil, bits, 0).sum(1, keepdim=True)
-    few = _few_codes(ablated, (full, fossil_codes), bits, rows=rows)
+    few = _few_codes(ablated, full, fossil_codes, rows=rows)
     few, every = (
-        F.pad(one, (0, most - one.shape[1]), value=-1) for one in (few[:, :most], every[:, :most])
+        F.pad(codes[:, :most], (0, max(0, most - codes.shape[1])), value=-1)
+        for codes in (few, every)
     )
     return torch.where(count <= EXACT_SLOTS, every, few)
 
 
-def _few_codes(
-    ablated: Tensor, known: tuple[Tensor, Tensor], bits: Tensor, rows: SubsetRows
-) -> Tensor:
-    """int64 [N, .]: subsets for more than EXACT_SLOTS seeds; known: the full set, the fossils."""
-    full, fossil_codes = known
+def _few_codes(ablated: Tensor, full: Tensor, fossil_codes: Tensor, rows: SubsetRows) -> Tensor:
+    """int64 [N, .]: subsets for more than EXACT_SLOTS seeds."""
+    num_slots = ablated.shape[1]
+    bits = 1 << torch.arange(num_slots, device=ablated.device)
     needed = [full, torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1)]
     needed += [torch.zeros_like(full), fossil_codes]
     if rows.pairs:
-        one, other = torch.triu_indices(len(bits), len(bits), 1, device=bits.device).unbind(0)
-        pair_ablated = ablated.index_select(1, one) & ablated.index_select(1, other)
-        pairs = bits.index_select(0, one) | bits.index_select(0, other)
+        places = torch.triu_indices(num_slots, num_slots, 1, device=bits.device)
+        pair_ablated = ablated[:, places].all(1)
+        pairs = bits[places].sum(0)
         needed.append(torch.where(pair_ablated, pairs, -1))
     needed += [full & code for code in rows.codes]
     codes = torch.cat(needed, dim=1)
@@ -93,10 +93,10 @@ def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[TreeLevel]:
         is_equal = (prefix[:, :, None] == prefix[:, None, :]).int()
         first = known & (is_equal.argmax(2) == torch.arange(most, device=codes.device))
         rank = first.cumsum(1) - 1
-        own = rank.gather(1, is_equal.argmax(2))
+        place = rank.gather(1, is_equal.argmax(2))
         origins = codes.new_zeros(codes.shape[0], rows + 1)
         child = 2 * before + (codes >> slot & 1)
-        origins.scatter_(1, torch.where(first, own, rows), child)
+        origins.scatter_(1, torch.where(first, place, rows), child)
         levels.append(TreeLevel(first.sum(1).int(), origins[:, :rows].int().contiguous()))
-        before = own
+        before = place
     return levels

@@ -41,8 +41,10 @@ class TensorTable(NamedTuple):
 def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTable:
     """The table of one slot."""
     channels = shape.slots[slot].channels
-    known = [one for one in shape.blueprints if program.runs(one)]
-    lists = {one.code: seed_table(one, channels).sizes for one in known}
+    lists = {
+        blueprint.code: seed_table(blueprint, channels).sizes
+        for blueprint in filter(program.runs, shape.blueprints)
+    }
     codes = 1 + max(lists, default=0)
     entries = [(code, sizes, 0) for code, sizes in lists.items()]
     entries.append((-1, gate_table(channels).sizes, row_layout(shape, slot).seed))
@@ -65,19 +67,33 @@ def pools_of(
         table = tables[max(number, 0)] if tables else None
         gradient = torch.empty_like(store["params"])
         squares = torch.empty(gradient.shape[0], tiles, dtype=STATE_FLOAT, device=gradient.device)
-        own = rows(store["params"]), rows(store["momentum"])
-        sizes = constants(gradient.shape[1], part.shape[1], number, int(number >= 0), len(tables))
-        sizes += constants(0, 0) if table is None else constants(table.parts, table.gate_at)
         none = torch.zeros(1, dtype=torch.int32, device=gradient.device)
-        programs = none if table is None else table.programs
-        pools.append(Pool(*own, part, gradient, squares, programs, *sizes))
+        sizes = constants(
+            width=gradient.shape[1],
+            splits=part.shape[1],
+            slot=number,
+            rule=int(number >= 0),
+            num_slots=len(tables),
+            parts=0 if table is None else table.parts,
+            gate_at=0 if table is None else table.gate_at,
+        )
+        pool = Pool(
+            rows(store["params"]),
+            rows(store["momentum"]),
+            part,
+            gradient=gradient,
+            squares=squares,
+            programs=none if table is None else table.programs,
+            **sizes,
+        )
+        pools.append(pool)
     return tuple(pools)
 
 
 def rule_numbers(rules: Rules, num_nets: int, device: torch.device) -> Tensor:
-    """Float32 [N, 2, NUMBERS]: the rules of every env, as step_ takes them."""
+    """The rules of every env, float32 [N, 2, NUMBERS], as step_ takes them."""
     numbers = [(rule.max_norm, rule.lr, rule.momentum, rule.weight_decay) for rule in rules]
-    plain = [[0.0 if isinstance(one, Tensor) else one for one in row] for row in numbers]
+    plain = [[0.0 if isinstance(value, Tensor) else value for value in row] for row in numbers]
     result = upload(np.array(plain, dtype=np.float32), device).repeat(num_nets, 1, 1)
     for place, row in enumerate(numbers):
         for number, value in enumerate(row):
@@ -88,16 +104,23 @@ def rule_numbers(rules: Rules, num_nets: int, device: torch.device) -> Tensor:
 
 def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
     """The statistics that measure_ writes, by name; it sees those that are flags as uint8."""
-    numbers = math.sqrt(shape.parameters.total), VANISHING_NORM, EXPLODING_NORM, SMALLEST_NORM
     fields = [gradients[name] for name in Measures._fields[:6]]
-    fields = [one.view(torch.uint8) if one.dtype == torch.bool else one for one in fields]
-    return Measures(*fields, *constants(*numbers))
+    limits = constants(
+        host_root=math.sqrt(shape.parameters.total),
+        least=VANISHING_NORM,
+        most=EXPLODING_NORM,
+        tiny=SMALLEST_NORM,
+    )
+    return Measures(
+        *(field.view(torch.uint8) if field.dtype == torch.bool else field for field in fields),
+        **limits,
+    )
 
 
 def sum_(
     pools: tuple[Pool, ...], slot_flags: Tensor, accumulate: bool = False, share: float = 1.0
 ) -> None:
-    """Gradients of all rows from their partials, `share` of them; kept: added to those there."""
+    """Gradients of all rows from their partials, times `share`, added to those there or not."""
     update.sum_kernel[_grid(pools)](
         pools,
         slot_flags,

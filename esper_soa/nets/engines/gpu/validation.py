@@ -16,8 +16,9 @@ from esper_soa.nets.engines.gpu.kernels.head import (
     evaluation_sums_kernel,
     head_evaluate_kernel,
 )
+from esper_soa.nets.engines.gpu.kernels.images import cut_
 from esper_soa.nets.engines.gpu.slots import SlotWorkspace
-from esper_soa.nets.engines.gpu.step import PassStep, Plans, cut_, head_outputs
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, head_outputs
 from esper_soa.nets.engines.gpu.tree import TreeLevel
 
 
@@ -53,10 +54,13 @@ class ValidationStep(PassStep):
         inputs = self.given
         sums = self.sums
         if self.memory is None:
-            programs = slots.num_programs(inputs.first.device)
-            rows = [level.rows for level in sums.levels]
-            size = inputs.slot_flags.shape[0], inputs.first.shape[0], self.batch
-            extent = MemorySizes(*size, rows, programs)
+            extent = MemorySizes(
+                inputs.slot_flags.shape[0],
+                inputs.first.shape[0],
+                self.batch,
+                rows=[level.rows for level in sums.levels],
+                programs=slots.num_programs(inputs.first.device),
+            )
             self.memory = memory_of(self.nets, self.plans, extent, device=inputs.first.device)
         memory = self.memory
         cut_(self.crops, inputs.counter, memory.images)

@@ -38,7 +38,7 @@ class TrainingChunk:
         shape = shared.nets.shape
         device = shared.alpha.device
         self.env_numbers = upload(envs, device)
-        self.rules = [one.of(self.env_numbers) for one in rules]
+        self.rules = [rule.of(self.env_numbers) for rule in rules]
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
         self.momentum = host["momentum"].index_select(0, self.env_numbers)
@@ -97,9 +97,14 @@ class TrainingChunk:
         leaf = self.params.detach().requires_grad_()
         seeds = TrainingSeeds(self.actives, labels.shape[1])
         with precision.autocast(dtype, inputs.device):
-            rest = (precision.as_input(inputs, dtype), labels), seeds, noise
-            parameters = shape.parameters.unpack(leaf)
-            losses, correct = train_loss(shape, parameters, self.statistics, *rest)
+            losses, correct = train_loss(
+                shape,
+                shape.parameters.unpack(leaf),
+                self.statistics,
+                batch=(precision.as_input(inputs, dtype), labels),
+                filler=seeds,
+                noise=noise,
+            )
         self.loss += losses.detach()
         self.correct += correct
         self.seen += labels[:, 0].numel()

@@ -45,9 +45,9 @@ from tests.builders.tiny_world import (
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-from esper_soa.nets.engines.gpu import slot_flags, step, tree
+from esper_soa.nets.engines.gpu import slot_flags, tree
 from esper_soa.nets.engines.gpu.engine import GpuEngine
-from esper_soa.nets.engines.gpu.kernels import tiles
+from esper_soa.nets.engines.gpu.kernels import images, tiles
 from tests.builders.gpu_launches import Watched, counted
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -512,7 +512,7 @@ def test_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
     crops = training_crops(world.data.banks[0], indices, keys, 7, augment)
     found = torch.empty(2, 2, 1024, 4, device=DEVICE)
     second_batch = torch.ones(1, dtype=torch.int32, device=DEVICE)
-    step.cut_(step.crops_record(crops.bank, crops.first), second_batch, found)
+    images.cut_(images.crops_record(crops.bank, crops.first), second_batch, found)
     second = crops._replace(first=crops.first[:, 2:], labels=crops.labels[:, 2:])
     wanted = cut_batch(second)[0].unflatten(1, (2, 3)).permute(1, 0, 3, 4, 2).flatten(2, 3)
     assert torch.equal(found[..., :3], wanted)

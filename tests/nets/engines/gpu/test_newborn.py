@@ -16,7 +16,7 @@ from tests.builders.tiny_world import tiny_rules
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-from esper_soa.nets.engines.gpu import newborn
+from esper_soa.nets.engines.gpu.kernels import newborn
 
 NUM_ENVS = 12
 

@@ -6,6 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper_soa.config.nets import IMAGE_SIZE
+from esper_soa.nets.data.images import ImageBank
+from esper_soa.nets.engines.gpu.kernels.tiles import EXACT
+
+CUT_PIXELS = 256  # pixels of an image that are cut at a time
+
 
 class Crops(NamedTuple):
     """Where images begin in a bank, and how its bytes become numbers; see data.ImageBank."""
@@ -20,6 +26,28 @@ class Crops(NamedTuple):
     offset: Tensor
 
 
+def crops_record(bank: ImageBank, first: Tensor) -> Crops:
+    """The kernel's record of images that begin at bytes `first` of a bank, int64 [n, images]."""
+    return Crops(
+        bank.lines,
+        first,
+        first.shape[1],
+        line=bank.lines.stride(1),
+        colour=bank.lines.stride(2),
+        env_stride=tl.constexpr(bank.scale.stride(0) if bank.scale.dim() == 2 else 0),
+        scale=bank.scale,
+        offset=bank.offset,
+    )
+
+
+def cut_(crops: Crops, counter: Tensor, images: Tensor) -> None:
+    """images [n, B, 1024, 4]: those of the batch that `counter` (int32 [1]) tells."""
+    num_nets, batch = images.shape[:2]
+    cut_kernel[num_nets, batch](
+        crops, batch, counter, images, side=IMAGE_SIZE, tile=CUT_PIXELS, **EXACT
+    )
+
+
 @triton.jit
 def cut_kernel(crops, batch, counter, target, side: tl.constexpr, tile: tl.constexpr):
     """target [n, B, side * side, 4] = images counter * B and on: RGB and a zero. Grid (n, B)."""
@@ -29,16 +57,16 @@ def cut_kernel(crops, batch, counter, target, side: tl.constexpr, tile: tl.const
     first = tl.load(crops.first + env * crops.images + number)
     colour = tl.arange(0, 4)
     known = colour < 3
-    own = env * crops.env_stride + colour
-    scale = tl.load(crops.scale + own, mask=known, other=0.0)
-    offset = tl.load(crops.offset + own, mask=known, other=0.0)
+    place = env * crops.env_stride + colour
+    scale = tl.load(crops.scale + place, mask=known, other=0.0)
+    offset = tl.load(crops.offset + place, mask=known, other=0.0)
     start = target + (env * batch + image) * (side * side * 4)
     for begin in range(0, side * side, tile):
         pixels = begin + tl.arange(0, tile)
         pixel = pixels // side * crops.line + pixels % side
-        place = first + pixel[:, None] + (colour * crops.colour)[None, :]
+        byte = first + pixel[:, None] + (colour * crops.colour)[None, :]
         mask = (pixels < side * side)[:, None] & known[None, :]
-        values = tl.load(crops.lines + place, mask=mask, other=0).to(tl.float32)
+        values = tl.load(crops.lines + byte, mask=mask, other=0).to(tl.float32)
         values = values * scale[None, :] + offset[None, :]
         inside = (pixels < side * side)[:, None] & (colour < 4)[None, :]
         tl.store(start + pixels[:, None] * 4 + colour[None, :], values, mask=inside)

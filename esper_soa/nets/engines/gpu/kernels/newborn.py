@@ -1,18 +1,28 @@
-"""Newborn seeds: fresh rows where the env state says so, by the streams of system/streams.py.
+"""Newborn seeds of all networks in one launch, without a read or an upload by the host: fresh rows
+where the env state says so, by the streams of system/streams.py.
 
 The integers are torch's to the bit, and the sums are rounded one by one, so rows equal those of
-pools.claim_. Launched by newborn.py.
+pools.claim_.
 """
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
+from tensordict import TensorDict
 from torch import Tensor
 
+from esper_soa.nets.engines.gpu import program
+from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants
+from esper_soa.nets.model.blueprints import gate_table, num_codes, seed_table
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.model.parts import Table
+from esper_soa.nets.seeds.pools import SlotSeeds, row_layout
 from esper_soa.system import streams
 from esper_soa.vocabulary import Blend
 
+TILE_COLUMNS = 512  # columns
 WEYL = tl.constexpr(streams._signed(streams._WEYL))
 MIX_A = tl.constexpr(streams._signed(streams._MIX_A))
 MIX_B = tl.constexpr(streams._signed(streams._MIX_B))
@@ -41,6 +51,60 @@ class SeedInit(NamedTuple):
     cleared: Tensor
     width: tl.constexpr
     gate_at: tl.constexpr
+
+
+def seed_inits(weights: TensorDict, shape: HostShape) -> tuple[SeedInit, ...]:
+    """Initialisation of the seeds of every slot, on the device of the weights."""
+    return tuple(_seed_init(weights, shape, slot) for slot in range(len(shape.slots)))
+
+
+def begin_(seed_inits: tuple[SeedInit, ...], seeds: SlotSeeds, keys: Tensor) -> None:
+    """Initialise the rows of newborn seeds and clear the momentum that must start afresh.
+
+    keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
+    """
+    new_seeds = NewSeeds(
+        seeds.newborn.contiguous(),
+        seeds.fresh_momentum.contiguous(),
+        seeds.blueprint.contiguous(),
+        blend=seeds.blend.contiguous(),
+        keys=keys,
+        num_slots=tl.constexpr(len(seed_inits)),
+    )
+    tiles = triton.cdiv(max(seed_init.width.value for seed_init in seed_inits), TILE_COLUMNS)
+    grid = keys.shape[0], tiles, len(seed_inits)
+    newborn_kernel[grid](
+        seed_inits, new_seeds, num_slots=len(seed_inits), tile=TILE_COLUMNS, **EXACT
+    )
+
+
+def _seed_init(weights: TensorDict, shape: HostShape, slot: int) -> SeedInit:
+    spec = shape.slots[slot]
+    layout = row_layout(shape, slot)
+    pool = weights["seeds", spec.name]
+    width = sum(layout)
+    facts = torch.zeros(3, num_codes(shape.blueprints), width)
+    gate = gate_table(spec.channels)
+    for blueprint in filter(program.runs, shape.blueprints):
+        table = seed_table(blueprint, spec.channels)
+        facts[:, blueprint.code, : table.total] = _columns(table)
+        facts[:, blueprint.code, layout.seed :] = _columns(gate)
+    facts[2, :, layout.seed :] = 0  # a gate begins alike with every blend
+    bound, value, cleared = facts.to(pool["params"].device)
+    return SeedInit(
+        pool["params"],
+        pool["momentum"],
+        bound,
+        value=value,
+        cleared=cleared.byte(),
+        **constants(width=width, gate_at=layout.seed),
+    )
+
+
+def _columns(table: Table) -> Tensor:
+    """float32 [3, total]: bound, value and whether it is cleared, of every number of a row."""
+    facts = [(tensor.bound, tensor.value, float(tensor.cleared)) for tensor in table.parameters]
+    return torch.tensor(facts).repeat_interleave(torch.tensor(table.sizes), dim=0).T
 
 
 @triton.jit
@@ -77,9 +141,9 @@ def begin(seed_init, new_seeds, env, column, slot: tl.constexpr):
     if tl.load(new_seeds.newborn + place) != 0:
         code = tl.load(new_seeds.blueprint + place)
         blend = tl.load(new_seeds.blend + place)
-        own = fold(tl.load(new_seeds.keys + env), tl.full((1,), slot, tl.int64))
+        slot_key = fold(tl.load(new_seeds.keys + env), tl.full((1,), slot, tl.int64))
         gate = column >= seed_init.gate_at
-        key = fold(own, gate.to(tl.int64))
+        key = fold(slot_key, gate.to(tl.int64))
         counter = tl.where(gate, column - seed_init.gate_at, column).to(tl.int64)
         draw = shifted_right(fold(key, counter), 40).to(tl.float32) * (1.0 / (1 << 24))
         at = code * seed_init.width + column

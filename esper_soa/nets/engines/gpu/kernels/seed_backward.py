@@ -170,7 +170,7 @@ def soft_norm_backward(work, part, number, shape):
 def excite_backward(work, part, number, shape):
     """The gradient map of x times a squeeze of x: from behind it to before it."""
     channel = tl.arange(0, shape.lanes)
-    own = map_at(work, tl.load(part + seed.MAP), shape)
+    source = map_at(work, tl.load(part + seed.MAP), shape)
     vectors = seed.vectors_at(work, number + 1, shape)
     target = gradient_at(work, number, shape)
     outputs = seed.saved_vector(vectors, seed.GAIN, shape)
@@ -178,7 +178,7 @@ def excite_backward(work, part, number, shape):
     for first in range(0, seed.area_of(work, shape), shape.tile):
         span = seed.pixels_from(first, shape)
         gradient = load_map(target, span, channel, shape.stride)
-        product += gradient * load_map(own, span, channel, shape.stride)
+        product += gradient * load_map(source, span, channel, shape.stride)
     total = tl.sum(product, axis=0)
     mean = squeeze_backward(part_net(work[0], part), vectors, total, outputs, shape)
     mean = mean / (shape.height * shape.width)

@@ -144,16 +144,16 @@ def forward_depth(work, part, number, shape):
 
 @triton.jit
 def input_moments(work, part, number, shape):
-    """Moments by channel of what a part is given, which is kept in the part's own map, if any."""
-    own = tl.load(part + seed.MAP)
+    """Moments by channel of a part's input, which is kept in the part's map, if it has one."""
+    part_map = tl.load(part + seed.MAP)
     given = seed.part_input(work, part, number, shape)
     affine = seed.affine_of(given[1], given[2], tl.arange(0, shape.lanes), shape)
     moments = seed.no_moments(shape)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         values = seed.map_values(given[0], affine, span, shape)
-        if own != given[3]:
-            store_map(map_at(work, own, shape), span, values, shape.stride)
+        if part_map != given[3]:
+            store_map(map_at(work, part_map, shape), span, values, shape.stride)
         moments = seed.join_moments(moments, values, span[1])
     return seed.all_moments(moments, shape)
 

@@ -104,20 +104,20 @@ def squeeze_weights(net, target, vectors, images, shape):
     """Gradients of a net's parameters, summed over images (first, last), to their columns of the
     row `target`; vectors: pointer to the net's vectors of image 0 of the network.
     """
-    one = tl.zeros((shape.units, shape.lanes), tl.float32)
-    two = tl.zeros((shape.lanes, shape.units), tl.float32)
+    first_sum = tl.zeros((shape.units, shape.lanes), tl.float32)
+    second_sum = tl.zeros((shape.lanes, shape.units), tl.float32)
     units_sum = tl.zeros((shape.units,), tl.float32)
     logit_sum = tl.zeros((shape.lanes,), tl.float32)
     for image in range(images[0], images[1]):
         pointer = seed.of_image(vectors, image, shape)
         unit_gradient = saved_units(pointer, seed.UNIT_GRADIENT, shape)
         logit = seed.saved_vector(pointer, seed.LOGIT, shape)
-        one += unit_gradient[:, None] * seed.saved_vector(pointer, seed.MEAN, shape)[None, :]
-        two += logit[:, None] * saved_units(pointer, seed.UNITS, shape)[None, :]
+        first_sum += unit_gradient[:, None] * seed.saved_vector(pointer, seed.MEAN, shape)[None, :]
+        second_sum += logit[:, None] * saved_units(pointer, seed.UNITS, shape)[None, :]
         units_sum += unit_gradient
         logit_sum += logit
     second = second_at(net)
-    store_matrix(target, net[1], one, net[3], net[2])
+    store_matrix(target, net[1], first_sum, net[3], net[2])
     store_row(target, net[1] + net[3] * net[2], units_sum, net[3] * net[5])
-    store_matrix(target, second, two, net[4], net[3])
+    store_matrix(target, second, second_sum, net[4], net[3])
     store_row(target, second + net[4] * net[3], logit_sum, net[4])

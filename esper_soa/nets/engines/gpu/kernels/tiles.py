@@ -83,17 +83,24 @@ def rows(values: Tensor) -> Rows:
     return Rows(values, values.stride(0))
 
 
-def constants(*numbers: float | str) -> list[tl.constexpr]:
-    """What is known when a kernel is compiled."""
-    return [tl.constexpr(number) for number in numbers]
+def constants(**numbers: float | str) -> dict[str, tl.constexpr]:
+    """Fields of a record that are known when a kernel is compiled."""
+    return {name: tl.constexpr(number) for name, number in numbers.items()}
 
 
 def tile_of(layer: KernelLayer, dtype: torch.dtype, sizes: TileSizes) -> KernelTile:
     """Tiles of a layer; float32 products are of the `product_precision`."""
-    pixels = min(sizes.pixels, padded(layer.num_pixels))
-    lanes = lanes_of(layer.stored.value), lanes_of(layer.outputs.value)
-    precision = product_precision(dtype)
-    return KernelTile(*constants(pixels, sizes.columns, sizes.group, *lanes, *precision))
+    precision, widened = product_precision(dtype)
+    numbers = constants(
+        pixels=min(sizes.pixels, padded(layer.num_pixels)),
+        columns=sizes.columns,
+        group=sizes.group,
+        inputs=lanes_of(layer.stored.value),
+        outputs=lanes_of(layer.outputs.value),
+        precision=precision,
+        widened=widened,
+    )
+    return KernelTile(**numbers)
 
 
 def product_precision(dtype: torch.dtype) -> tuple[str, bool]:

@@ -50,8 +50,8 @@ def learning(pool, words, env, column):
         row = (word >> seed.CODE_SHIFT).to(tl.int64)
         head = pool.programs + row * ((1 + pool.parts) * seed.FIELDS)
         gate = (column >= pool.gate_at) & ((word & seed.GATED) != 0)
-        own = (column < tl.load(head + seed.PARAMETERS)) | gate
-        mask = mask & own & ((word & seed.RUNNING) != 0) & ((word & seed.FROZEN) == 0)
+        known = (column < tl.load(head + seed.PARAMETERS)) | gate
+        mask = mask & known & ((word & seed.RUNNING) != 0) & ((word & seed.FROZEN) == 0)
     return mask
 
 
@@ -66,7 +66,7 @@ def sum_kernel(
 ):
     """gradient = sum of partials over the splits, and its squares by tile. Grid (n, tiles, pools).
 
-    kept: the gradient that is there is added to; share: what the result is multiplied by.
+    accumulate: the gradient that is there is added to; share: the factor of the result.
     """
     env = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
