@@ -46,7 +46,7 @@ from esper_soa.vocabulary import STAGE_NAMES
 if TYPE_CHECKING:
     from esper_soa.nets.model.modules import GrownNetwork
 
-# What few simulators need is imported where they ask for it: learned policies, exported hosts.
+# Learned policies and exported hosts, which few simulators need, are imported on demand.
 PLAYERS = "esper_soa.training.loop.players"
 NETWORKS = "esper_soa.grown.networks"
 Value = str | int | float | bool

@@ -25,6 +25,14 @@ from tests.imports import (
     upward_imports,
     walked,
 )
+from wording import (
+    callables_in,
+    callables_of,
+    counted,
+    positional_arguments,
+    sentences_without_a_noun,
+    starred_tuples,
+)
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
 FILES = [
@@ -171,6 +179,13 @@ def foreign_engines(tree: ast.Module, module: str) -> Breaches:
 
 RULES = (parallel_assignments, getattr_defaults, unranged_settings)
 
+# Ceilings for the whole package, see wording.py. They only fall.
+MOST_IDENTIFIERS = {"one": 660, "own": 211}
+MOST_STARRED_TUPLES = 51
+MOST_POSITIONAL_CALLS = 13  # calls with more than three positional arguments
+# Rooms in which docstrings and comments may still begin without their noun.
+FRAGMENTS_IN = ("config.", "env.", "lab.", "nets.", "runtime.", "simulator", "training.loop.")
+
 
 def breaches_of(path: Path) -> list[str]:
     text, tree = parsed(path)
@@ -249,6 +264,73 @@ def test_a_rule_finds_its_breach(rule, source: str) -> None:
 )
 def test_a_rule_lets_good_code_pass(rule, source: str) -> None:
     assert list(rule(ast.parse(source))) == []
+
+
+def test_things_are_called_by_their_nouns() -> None:
+    """`one` and `own` stand for what a reader would have to look up."""
+    counts = counted(PACKAGE, MOST_IDENTIFIERS)
+    assert [word for word, most in MOST_IDENTIFIERS.items() if counts[word] > most] == [], counts
+
+
+def test_arguments_say_what_they_are() -> None:
+    callables = callables_of(PACKAGE)
+    tuples = list[str]()
+    positional = list[str]()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = module_of(path, PACKAGE)
+        tree = parsed(path)[1]
+        tuples += [f"{module}:{line}: {words}" for line, words in starred_tuples(tree)]
+        if not module.startswith("nets.engines.gpu.kernels."):
+            found = positional_arguments(tree, module, callables)
+            positional += [f"{module}:{line}: {words}" for line, words in found]
+    assert len(tuples) <= MOST_STARRED_TUPLES, tuples
+    assert len(positional) <= MOST_POSITIONAL_CALLS, positional
+
+
+def test_docstrings_and_comments_begin_with_their_noun() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = module_of(path, PACKAGE)
+        if not f"{module}.".startswith(FRAGMENTS_IN):
+            assert list(sentences_without_a_noun(*parsed(path))) == [], module
+
+
+@pytest.mark.parametrize(
+    ("source", "breaches"),
+    [
+        ("def f(a):\n    pair = a, 2\n    g(*pair)", 1),
+        ("def f(a):\n    pair = [a, 2]\n    g(*pair)", 0),
+        ("def f(*pair):\n    g(*pair)", 0),
+    ],
+)
+def test_a_tuple_made_to_be_starred_is_found(source: str, breaches: int) -> None:
+    assert len(list(starred_tuples(ast.parse(source)))) == breaches
+
+
+@pytest.mark.parametrize(
+    ("source", "breaches"),
+    [
+        ("from esper_soa.env.step import f\nf(1, 2, 3, 4)", 1),
+        ("from esper_soa.env import step\nstep.f(1, 2, 3, 4)", 1),
+        ("from esper_soa.env.step import K\nK(1, 2, 3, 4)", 1),
+        ("class L:\n    def g(self, a, b, c, d): ...\n    def h(self): self.g(1, 2, 3, 4)", 1),
+        ("from esper_soa.env.step import f\nf(1, 2, 3, d=4)\nf(*x, 2, 3, 4)", 0),
+        ("from esper_soa.env.step import rest\nrest(1, 2, 3, 4)\nprint(1, 2, 3, 4)", 0),
+    ],
+)
+def test_a_fourth_positional_argument_is_found(source: str, breaches: int) -> None:
+    made = ast.parse("def f(a, b, c, d): ...\ndef rest(a, *b): ...\nclass K: ...")
+    tree = ast.parse(source)
+    named = [*callables_in(made, "env.step"), *callables_in(tree, "here")]
+    callables = {name for name, open_ended in named if not open_ended}
+    assert len(list(positional_arguments(tree, "here", callables))) == breaches
+
+
+def test_a_sentence_without_its_noun_is_found() -> None:
+    source = (
+        'def f():\n    """Of a run."""\n# What is there.\nx = 1  # of a run\n# As large as x.\n'
+    )
+    breaches = list(sentences_without_a_noun(source, ast.parse(source)))
+    assert sorted(line for line, _ in breaches) == [2, 3, 5]
 
 
 def test_imports_point_one_way() -> None:

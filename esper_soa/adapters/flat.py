@@ -1,4 +1,4 @@
-"""What all adapters share: a flat observation, a mask over joint actions, episodes without a gap.
+"""The base of all adapters: a flat observation, a mask over joint actions, episodes without a gap.
 
 A rollback ends the trajectory of an env (terminated), which goes on at once from its snapshot. The
 episode ends for all envs together (terminated or truncated, as reward.episode_end says), and the

@@ -143,10 +143,8 @@ class Learner:
         sizes = [self.reduction.all_envs(rollout.bootstrap.shape[0]) for rollout in rollouts]
         minibatches = min(self.config.minibatches, *sizes)
         firsts = [before + self.reduction.first_env for before in accumulate([0, *sizes[:-1]])]
-        starts = []
-        for rollout in rollouts:
-            (reset,) = self.reduction.gather([rollout.rows.reset], dim=1)
-            starts.append(segment_starts(reset))
+        resets = [self.reduction.gather([rollout.rows.reset], dim=1)[0] for rollout in rollouts]
+        starts = [segment_starts(reset) for reset in resets]
         batches, summary = self._prepare_(*rollouts)
         weights = torch.tensor(plan.weights, dtype=torch.float32)
         on_device = objective.Coefficients(*weights.to(self.device, non_blocking=True).unbind())
@@ -158,21 +156,21 @@ class Learner:
         for epoch in range(plan.epochs):
             for minibatch in self._minibatches(sizes, minibatches, epoch):
                 if self._ended(stopped):
-                    zero = torch.zeros_like(stopped)
-                    history.append(history[-1] | dict.fromkeys(PASS_FLAGS, zero))
+                    history.append(history[-1] | dict.fromkeys(PASS_FLAGS, stopped & False))
                     continue
-                members = zip(batches, rollouts, firsts, minibatch, strict=True)
                 parts = [
                     (batch.of(envs - first), self._noise(rollout, envs, epoch))
-                    for batch, rollout, first, envs in members
+                    for batch, rollout, first, envs in zip(
+                        batches, rollouts, firsts, minibatch, strict=True
+                    )
                 ]
                 metrics, stopped, self.adam = step(parts, on_device, stopped, self.adam)
                 history.append(metrics)
         self.reduction.check_same(flatten(self.parameters))
         seen = [(rollout.rows.features, rollout.rows.valid) for rollout in rollouts]
         self.policy.update_observations_(seen, self.config.observation_momentum, self.reduction)
-        history = diagnostics.with_extremes(history, self.reduction)
-        report = read_diagnostics(history, summary, plan.epochs)
+        passes = diagnostics.with_extremes(history, self.reduction)
+        report = read_diagnostics(passes, summary, plan.epochs)
         report |= {f"coefficient/{name}": value for name, value in plan.weights._asdict().items()}
         report |= {"learning_rate": plan.lr, "epochs_done": report["steps"] / minibatches}
         self._count_(report)

@@ -29,20 +29,20 @@ class JointActions:
         every |= {"slot": [*range(num_slots)], "blueprint": codes}
         rows = list[tuple[int, ...]]()
         for op in range(len(OP_NAMES)):
-            own = every | {"op": [op]}
+            choices = every | {"op": [op]}
             rows += product(
-                *(own[head.name] if op in head.ops else [head.placeholder] for head in HEADS)
+                *(choices[head.name] if op in head.ops else [head.placeholder] for head in HEADS)
             )
         self.rows = torch.tensor(rows, dtype=torch.int64, device=blueprints.device)
         columns = dict(zip(HEAD_NAMES, self.rows.unbind(1), strict=True))
         self.op = columns["op"]
         self.slot = columns["slot"]
-        # Of the heads beside slot and op: their choices, and bool [K], rows whose op reads them.
+        # The heads beside slot and op: their choices, and bool [K], rows whose op reads them.
         heads = [(head.name, head.ops) for head in DETAIL_HEADS]
         self.details = [(name, columns[name], stage_in(self.op, ops)) for name, ops in heads]
 
     def __len__(self) -> int:
-        """K."""
+        """The number K of rows."""
         return len(self.rows)
 
     def action(self, index: Tensor) -> Action:
@@ -64,16 +64,18 @@ def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor)
     """Names that an action may use; blueprints: by code, legal: bool [P], may be germinated."""
     codes = legal.nonzero().flatten().tolist()
     named = {head.name: head.names for head in HEADS} | {"slot": slots}
-    choices = {head: {name: code for code, name in enumerate(own)} for head, own in named.items()}
+    choices = {
+        head: {name: code for code, name in enumerate(names)} for head, names in named.items()
+    }
     return choices | {"blueprint": {blueprints[code]: code for code in codes}}
 
 
 def read_action(action: ActionLike, count: int, joint: JointActions, names: ChoiceNames) -> Action:
     """`action` as a record [N].
 
-    action: an Action; choices by head, one for all envs or a sequence [N], each a number or a name
-    of `names`, where heads that are left out keep their placeholders; int [N, 8] in HEADS order; or
-    int [N] of joint actions. Raises ValueError for other shapes, types and names.
+    action: an Action; or choices by head, the same for all envs or a sequence [N], each a number or
+    a name of `names`, where heads that are left out keep their placeholders; or int [N, 8] in HEADS
+    order; or int [N] of joint actions. Raises ValueError for other shapes, types and names.
     """
     if isinstance(action, Action):
         heads: dict[str, object] = {name: action.get(name) for name in HEAD_NAMES}
@@ -109,7 +111,7 @@ def _numbers(head: str, value: object, names: Mapping[str, int]) -> object:
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return [_numbers(head, one, names) for one in value]
+        return [_numbers(head, item, names) for item in value]
     return value
 
 

@@ -45,7 +45,7 @@ def available_heads(op_mask: Tensor) -> Tensor:
 
 
 def illegal_heads(action: Action, masks: Masks) -> Tensor:
-    """bool [N, 8] in HEADS order, of any numbers: the head matters, its choice is not offered."""
+    """bool [N, 8] in HEADS order: the head matters, and its choice, any number, is not offered."""
     op = action.op.clamp(0, masks.op.shape[-1] - 1)
     legal_op = _offered(masks.op, action.op)
     allowed = head_masks(masks, op)
@@ -73,12 +73,12 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
     for place, head in enumerate(HEADS):
         for env in rows[:, place].nonzero().flatten().tolist()[:1]:
             numbers = allowed[head.name][env].nonzero().flatten().tolist()
-            legal = ", ".join(_word(head.names, one) for one in numbers)
-            what = f"op {_word(OP_NAMES, int(action.op[env]))}"
+            legal = ", ".join(_word(head.names, number) for number in numbers)
+            subject = f"op {_word(OP_NAMES, int(action.op[env]))}"
             if head.name != "op":
                 choice = int(action.get(head.name)[env])
-                what = f"{head.name} {_word(head.names, choice)} for {what}"
-            messages.append(f"env {env}: {what} is not legal; legal are {legal}")
+                subject = f"{head.name} {_word(head.names, choice)} for {subject}"
+            messages.append(f"env {env}: {subject} is not legal; legal are {legal}")
     return messages
 
 

@@ -52,8 +52,8 @@ def observe(state: EnvState, max_steps: int, settings: Sequence[Tensor] = ()) ->
     env = env_features(state.signals, state.signals.step, slots.stage, max_steps=max_steps)
     left = ramp.length - ramp.done
     seeds = slot_features(slots, ramp, alpha_velocity(ramp), left=left, max_steps=max_steps)
-    own = [setting_feature(value).unsqueeze(-1) for value in settings]
-    features = torch.cat((env, *own, seeds.flatten(-2)), -1)
+    observed = [setting_feature(value).unsqueeze(-1) for value in settings]
+    features = torch.cat((env, *observed, seeds.flatten(-2)), -1)
     is_number = features == features  # isnan and nan_to_num do not vectorise when compiled
     features = torch.where(is_number, features, 0.0).clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
     return Observation(

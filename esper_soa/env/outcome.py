@@ -13,9 +13,9 @@ SUCCESS_ACCURACY = 80.0  # percent
 STABILITY_WINDOW = 20  # last raw rewards of an episode that its stability is judged by
 HYPERVOLUME_RATIO = 2.0  # parameter ratio of the reference point; its accuracy is 0
 # Cost of a forward pass with a fossil relative to the host alone, by blueprint in the order of
-# BLUEPRINT_NAMES: the reference's. That of a user's own is counted.
+# BLUEPRINT_NAMES: the reference's. That of a user's blueprint is counted.
 COMPUTE_MULTIPLIERS = (1.0, 1.15, 1.35, 1.02, 1.08, 1.05, 1.05, 1.25, 1.05, 1.08, 1.15, 1.2, 1.35)
-COMPARED = 1024  # points that are compared each with each at a time; memory grows with its square
+MAX_POINTS = 1024  # compared each with each at a time; memory grows with the square
 
 
 class Outcomes(NamedTuple):
@@ -136,7 +136,7 @@ def trade_offs(points: Tensor) -> Tensor:
 
     Dominated points can be dropped: they never affect later fronts or hypervolumes.
     """
-    parts = points.unique(dim=0).split(COMPARED)
+    parts = points.unique(dim=0).split(MAX_POINTS)
     front = torch.cat([part[pareto_front(*part.unbind(1))] for part in parts]) if parts else points
     return front[pareto_front(*front.unbind(1))]
 

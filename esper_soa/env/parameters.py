@@ -15,7 +15,7 @@ def occupied_params(slots: Slots, counts: Costs) -> Tensor:
 
 
 def flop_per_image(slots: Slots, costs: Costs) -> Tensor:
-    """FLOP of training on one image: float64 [N], of host, running seeds and their gates."""
+    """FLOP of training host, running seeds and their gates on one image: float64 [N]."""
     each = _per_slot(slots, costs.seed, costs.gate)
     return costs.host + torch.where(slots.running, each, 0.0).sum(1)
 
@@ -23,9 +23,9 @@ def flop_per_image(slots: Slots, costs: Costs) -> Tensor:
 def _per_slot(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:
     """`seed` [S, P] of each slot's blueprint, plus `gate` [S] where it has one: float64 [N, S]."""
     rows = seed.to(STATE_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
-    own = rows.gather(2, slots.blueprint.clamp(min=0).unsqueeze(2)).squeeze(2)
+    seeds = rows.gather(2, slots.blueprint.clamp(min=0).unsqueeze(2)).squeeze(2)
     gated = (slots.blend == Blend.GATE) & stage_in(slots.stage, GATE_STAGES)
-    return own + torch.where(gated, gate.to(STATE_FLOAT), 0.0)
+    return seeds + torch.where(gated, gate.to(STATE_FLOAT), 0.0)
 
 
 def total_params(slots: Slots, counts: Costs) -> Tensor:

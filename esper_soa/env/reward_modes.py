@@ -20,7 +20,7 @@ from esper_soa.env.user_reward import user_terms
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
 
-MOST_NATS = 10.0  # that a change of the loss counts in NET, as of a host that breaks down
+MAX_LOSS_CHANGE = 10.0  # nats that count in NET, as the loss of a host that breaks down
 SIMPLIFIED_ACTION_COST = 0.01
 SIMPLIFIED_ACCURACY_WEIGHT = 3.0  # at 100 percent
 SIMPLIFIED_FOSSIL_BONUS = 2.0  # per contributing fossil
@@ -212,7 +212,7 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
 
 
 def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, Tensor]:
-    """What fossilizing each slot's seed pays at once, and the drip pool it leaves, both [N, S]."""
+    """Bonus for fossilizing each slot's seed, and the drip pool it leaves, both [N, S]."""
     contribution = inputs.contribution
     total = column(inputs.total).expand_as(contribution)
     joint = term.joint_gain(total, contribution, cfg)
@@ -289,7 +289,7 @@ def _net(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """
     rent = term.size_rent(inputs.total_params, inputs.host_params, cfg)
     by_loss = cfg.net_measure == "loss"
-    fall = -100 * inputs.loss_delta.clamp(-MOST_NATS, MOST_NATS)
+    fall = -100 * inputs.loss_delta.clamp(-MAX_LOSS_CHANGE, MAX_LOSS_CHANGE)
     gain = fall if by_loss else inputs.accuracy_delta
     return {
         "loss_change" if by_loss else "accuracy_change": torch.where(inputs.step > 1, gain, 0.0),

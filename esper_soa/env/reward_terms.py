@@ -80,7 +80,7 @@ def timing_discount(age: Tensor, cfg: RewardConfig) -> Tensor:
 
 
 def joint_gain(progress: Tensor, contribution: Tensor, cfg: RewardConfig) -> Tensor:
-    """What two readings of one gain agree on, 0 unless both are positive: a mean or the minimum."""
+    """Harmonic mean or minimum of two readings of a gain, 0 unless both are positive."""
     if cfg.attribution_formula == "minimum":
         joint = torch.minimum(progress, contribution)
     else:
@@ -191,7 +191,7 @@ def holding_share(inputs: RewardInputs) -> Tensor:
 
 
 def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What GERMINATE pays on each slot [N, S]: the shaping of the stage to come, and its cost."""
+    """Payment for GERMINATE on each slot [N, S]: the shaping of the stage to come, and its cost."""
     penalty = cfg.germinate_with_seed_penalty + cfg.germinate_cost
     occupied = torch.full_like(inputs.contribution, penalty)
     bonus = torch.zeros_like(inputs.val_accuracy)
@@ -203,7 +203,9 @@ def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 
 def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What FOSSILIZE pays per slot [N, S]: a proven seed by contribution and time, or a penalty."""
+    """Payment for FOSSILIZE per slot [N, S]: a proven seed's bonus by contribution and time, or a
+    penalty.
+    """
     contribution = inputs.contribution
     total = column(inputs.total)
     eligible = inputs.has_seed & (inputs.stage == Stage.HOLDING) & column(inputs.total_known)

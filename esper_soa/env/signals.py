@@ -75,12 +75,16 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     finite = torch.isfinite(stats.ratio)
     average = RATIO_MEMORY * slots.gradient_ratio + (1.0 - RATIO_MEMORY) * stats.ratio
     ratio = torch.where(slots.gradient_ratio_known, average, stats.ratio)
-    norm, health = (_finite_or(one, 0.0) for one in (stats.l2, stats.health))
-    known = {"gradient_norm": norm, "gradient_health": health, "gradient_measured": measured}
-    known |= {"gradient_vanishing": stats.vanishing, "gradient_exploding": stats.exploding}
-    known |= {"gradient_ratio": torch.where(finite, ratio, slots.gradient_ratio)}
-    known |= {"gradient_ratio_known": slots.gradient_ratio_known | finite}
-    return set_where(slots, measured, known)
+    values = {
+        "gradient_norm": _finite_or(stats.l2, 0.0),
+        "gradient_health": _finite_or(stats.health, 0.0),
+        "gradient_measured": measured,
+        "gradient_vanishing": stats.vanishing,
+        "gradient_exploding": stats.exploding,
+        "gradient_ratio": torch.where(finite, ratio, slots.gradient_ratio),
+        "gradient_ratio_known": slots.gradient_ratio_known | finite,
+    }
+    return set_where(slots, measured, values)
 
 
 def age_memories(slots: Slots) -> Slots:

@@ -67,8 +67,8 @@ def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
     slots = state.slots
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
     if blueprint.shape != slots.stage.shape:
-        own = list(slots.stage.shape)
-        raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {own}")
+        shape = list(slots.stage.shape)
+        raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {shape}")
     has_seed = blueprint != Blueprint.NONE
     stages = {"stage": Stage.FOSSILIZED, "previous_stage": Stage.HOLDING, "newborn": True}
     fossil = stages | {"blueprint": blueprint, "blend": blend, "alpha": alpha}

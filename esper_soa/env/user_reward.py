@@ -63,7 +63,7 @@ def user_terms(own: UserReward, inputs: RewardInputs) -> dict[str, Tensor]:
 
 
 def reward_findings(part: registry.Part, inputs: RewardInputs) -> list[str]:
-    """What keeps `part` from being a reward, in words; inputs: of N envs, on the run's device."""
+    """Messages on why `part` is no reward; inputs: of N envs, on the run's device."""
     if registry.num_required(part) != 1:
         return ["it is not called with the inputs alone"]
     findings = list[str]()
@@ -118,7 +118,7 @@ def sample_inputs(
 
 
 def _field(name: str, share: Tensor, max_steps: int) -> Tensor:
-    """What the field of RewardInputs that is called so may be, by random numbers in [0, 1)."""
+    """Values of the field of RewardInputs of this name, from random numbers in [0, 1)."""
     if name.endswith("_known") or name == "drip_live":
         return share < 0.7
     if name.endswith("_age"):

@@ -140,21 +140,28 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
             named = net.get_submodule(at).named_parameters(prefix=at)
             tensors |= _named(named, gate_table(channels), row[:, row_layout(shape, number).seed :])
     spec["parameters"] = sum(tensor.numel() for tensor in tensors.values())
-    buffers = dict[str, Tensor]()
-    recorded = list[tuple[str, Tensor]]()  # the buffers that rows of statistics hold
-    for part in plain_parts(shape):
-        for name, buffer in modules[part.name].named_buffers(prefix=part.name):
-            buffers[name] = buffer
-            if part.counts_batches or not name.endswith(BATCH_COUNTER):
-                recorded.append((name, buffer))
-    statistics = _named(recorded, shape.statistics, rows["host", "statistics"])
-    for name, buffer in buffers.items():
-        tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
+    tensors |= _statistics(net, shape, rows["host", "statistics"])
     for seed in spec["seeds"]:
         tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])
     for name, buffer in net.get_submodule("input").named_buffers():
         tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(buffer.shape)
     return GrownHost(spec, tensors)
+
+
+def _statistics(net: GrownNetwork, shape: HostShape, rows: Tensor) -> dict[str, Tensor]:
+    """The buffers of a host by name, zero where rows of statistics do not hold them."""
+    buffers = dict[str, Tensor]()
+    recorded = list[tuple[str, Tensor]]()
+    for part in plain_parts(shape):
+        for name, buffer in net.get_submodule(part.name).named_buffers(prefix=part.name):
+            buffers[name] = buffer
+            if part.counts_batches or not name.endswith(BATCH_COUNTER):
+                recorded.append((name, buffer))
+    statistics = _named(recorded, shape.statistics, rows)
+    return {
+        name: statistics.get(name, torch.zeros(())).to(buffer.dtype)
+        for name, buffer in buffers.items()
+    }
 
 
 def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:

@@ -143,7 +143,7 @@ def test_front_and_hypervolume_of_a_run_follow_from_the_trade_offs_kept(
     whole = trade_offs(points)
     kept = trade_offs(points[:0])
     assert kept.shape == (0, 3)
-    monkeypatch.setattr(outcome, "COMPARED", 8)  # of many points at a time
+    monkeypatch.setattr(outcome, "MAX_POINTS", 8)  # of many points at a time
     for few in points.split(25):
         kept = trade_offs(torch.cat((kept, few)))
     assert torch.equal(kept, whole)
