@@ -25,7 +25,7 @@ from tests.imports import (
     upward_imports,
     walked,
 )
-from wording import (
+from tests.wording import (
     callables_in,
     callables_of,
     counted,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from imports import module_of, parsed, walked
+from tests.imports import module_of, parsed, walked
 
 MAX_POSITIONAL = 3  # arguments of a call; those beyond are passed by keyword
 # Beginnings of a docstring or comment that lacks the noun which it is about.

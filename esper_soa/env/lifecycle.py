@@ -12,8 +12,8 @@ from torch import Tensor
 from esper_soa import vocabulary
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, retarget
+from esper_soa.env.env_settings import steps_by_slot
 from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, slot_allows, stage_allows
-from esper_soa.env.own_settings import steps_by_slot
 from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Slots, initial_values, set_where
 from esper_soa.vocabulary import AlphaMode, Op, Stage
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper_soa.config.env import LifecycleConfig
 from esper_soa.config.ranges import EnvNumber
-from esper_soa.env.own_settings import steps_by_slot
+from esper_soa.env.env_settings import steps_by_slot
 from esper_soa.state import Masks, Ramp, Slots, stage_in
 from esper_soa.vocabulary import DETAIL_HEADS, OP_NAMES, AlphaMode, Blueprint, Head, Op, Stage
 

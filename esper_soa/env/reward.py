@@ -11,8 +11,8 @@ from torch import Tensor
 
 from esper_soa.config.env import EPISODE_LENGTH, PBRS_GAMMA, RewardConfig
 from esper_soa.config.ranges import NO_SETTINGS, EnvSettings
+from esper_soa.env.env_settings import config_of_envs
 from esper_soa.env.lifecycle import target_slot
-from esper_soa.env.own_settings import config_of_envs
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import RewardTerms, add_terms, score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadings

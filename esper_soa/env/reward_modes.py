@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper_soa.config.env import REWARD_TERMS, RewardConfig
 from esper_soa.env import reward_terms as term
-from esper_soa.env.own_settings import amount
+from esper_soa.env.env_settings import amount
 from esper_soa.env.reward_records import RewardInputs, SlotReadings, UserReward
 from esper_soa.env.reward_terms import column
 from esper_soa.env.user_reward import user_terms

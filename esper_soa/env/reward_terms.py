@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import PBRS_GAMMA, RewardConfig
-from esper_soa.env.own_settings import amount
+from esper_soa.env.env_settings import amount
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage

@@ -16,10 +16,10 @@ from esper_soa.config import env
 from esper_soa.env import lifecycle
 from esper_soa.env.attribution import attribute
 from esper_soa.env.early_stop import advance
+from esper_soa.env.env_settings import config_of_envs
 from esper_soa.env.governor import PanicReason, allow_only_wait, discard_panicked, roll_back, watch
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
-from esper_soa.env.own_settings import config_of_envs
 from esper_soa.env.parameters import flop_per_image
 from esper_soa.env.reward import pairs, record_boosts, reward, settings_of_envs, settle_fossils
 from esper_soa.env.reward_modes import RewardTerms, no_terms

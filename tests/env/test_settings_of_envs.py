@@ -19,8 +19,8 @@ from esper_soa.config.ranges import EnvDraw
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.ahead import KERNELS, example_inputs, leaves
 from esper_soa.env.env import Env
+from esper_soa.env.env_settings import config_of_envs
 from esper_soa.env.observation import feature_names
-from esper_soa.env.own_settings import config_of_envs
 from esper_soa.env.reward import final_rents
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
