@@ -177,17 +177,12 @@ def test_report_and_queries_read_the_run(
         (["compute.engine=triton"], "kernels cut crops of images, not of sentences"),
         (
             ["data.name=synthetic"],
-            r"^task\.host=toy_domain:tagging: must be a host of images \[3, 32, 32\], not of "
-            r"inputs "
-            r"\[6\]\. Or choose other data than synthetic with data\.name\.$",
+            r"^task\.host=toy_domain:tagging: .*\[3, 32, 32\], .*\[6\]",
         ),
         (["train_samples=72"], "must be at most 64, the training sentences of sentences"),
         (
             ["task.num_classes=4"],
-            (
-                r"^task\.host=toy_domain:tagging: must be a host that can be trained\. it has "
-                r"3 classes, not task\.num_classes=4\.$"
-            ),
+            r"^task\.host=toy_domain:tagging: .* 3 classes, .*=4",
         ),
         (
             ["policy=wait", "task.blueprints=[conv_light]"],

@@ -142,11 +142,10 @@ def test_slots_are_chosen_by_their_number_or_by_name(
     assert replace(chosen, slots=[str(count)]).slots == names
     assert replace(chosen, slots=names).slots == names
     for none in (0, 99):
-        told = rf"^slots={none}: must be in \[1, 6\] with {task}, or a list of names\.$"
+        told = rf"^slots={none}: must be in \[1, 6\] with {task}"
         with pytest.raises(SettingError, match=told):
             replace(chosen, slots=[str(none)])
-    told = r"^slots=2: must be a list of slots of mine, a host of your own\.$"
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match="^slots=2: .* of mine"):
         settings("task.host=host.py:mine", "slots=[2]")
 
 

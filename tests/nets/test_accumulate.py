@@ -87,11 +87,7 @@ def test_two_equal_batches_to_a_step_are_as_one() -> None:
 
 
 def test_images_that_make_no_whole_steps_are_refused() -> None:
-    told = (
-        r"^train_samples=64: must be a multiple of batch_size=16 times accumulate=3\. "
-        r"Nearest: 48 or 96\.$"
-    )
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match="^train_samples=64: .*accumulate=3.* 48 or 96"):
         TrainConfig(batch_size=16, train_samples=64, accumulate=3)
     offered = [spec.name for spec in host_slots(TaskConfig())][:1]
     split = DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41, split=True)

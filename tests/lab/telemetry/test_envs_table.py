@@ -92,10 +92,6 @@ def test_the_recorder_shows_what_it_is_given_and_the_bar_has_it_below(tmp_path: 
 
 @pytest.mark.parametrize("level", ["off", "rounds"])
 def test_a_table_of_what_is_not_recorded_is_refused(level: str) -> None:
-    told = (
-        rf"^telemetry\.console=envs: must be bar with telemetry\.level={level}\. The table is made "
-        r"of what the level events records\.$"
-    )
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=f"^telemetry.console=envs: .*telemetry.level={level}"):
         TelemetryConfig(level=level, console="envs")
     assert TelemetryConfig(console="envs").level == "events"
