@@ -39,7 +39,7 @@ from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.device import resolve_device, threads
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.state import Action, EnvState, Masks, Observation, View
-from esper_soa.system.errors import UserError, check
+from esper_soa.system.errors import SettingError, UserError, check
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.vocabulary import STAGE_NAMES
 
@@ -108,13 +108,9 @@ class Simulator:
         """
         allowed = " or ".join(ILLEGAL_MODES)
         check(illegal in ILLEGAL_MODES, "illegal", illegal, allowed=allowed)
-        check(
-            not settings.worlds,
-            "tasks",
-            settings.tasks,
-            allowed="a single task here",
-            remedy="Make a simulator of each.",
-        )
+        if settings.worlds:
+            remedy = "Make a simulator of each."
+            raise SettingError("tasks", settings.tasks, "a single task here", remedy=remedy)
         self.settings = settings
         self.strict = illegal == "raise"
         self.device = resolve_device(settings.device)

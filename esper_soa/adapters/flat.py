@@ -14,7 +14,7 @@ from torch import Tensor
 from esper_soa.env.observation import feature_names
 from esper_soa.simulator import Info, Simulator, Value, play_settings, with_policy
 from esper_soa.state import Masks, Observation
-from esper_soa.system.errors import check
+from esper_soa.system.errors import SettingError, check
 from esper_soa.vocabulary import HEADS, Blueprint, head_sizes
 
 ACTIONS = ("joint", "heads")  # one number per env, or one choice per head
@@ -55,15 +55,15 @@ class FlatEnvs:
         """
         check(actions in ACTIONS, "actions", actions, allowed=" or ".join(ACTIONS))
         early = sim.settings.early_stop
-        check(
-            not early.enabled or sim.num_envs == 1,
-            "early_stop",
-            f"(patience={early.patience}, rollbacks={early.rollbacks})",
-            allowed=f"off in environments of other libraries with {sim.num_envs} envs",
-            remedy="There an env that has ended begins anew at once and alone, and the hosts of a "
-            "simulator all begin together. Take one env, or several of one in the library's own "
-            "vector env.",
-        )
+        if early.enabled and sim.num_envs > 1:
+            given = f"(patience={early.patience}, rollbacks={early.rollbacks})"
+            allowed = f"off in environments of other libraries with {sim.num_envs} envs"
+            reason = (
+                "There an env that has ended begins anew at once and alone, and the hosts of a "
+                "simulator all begin together."
+            )
+            remedy = "Take one env, or several of one in the library's own vector env."
+            raise SettingError("early_stop", given, allowed, remedy=f"{reason} {remedy}")
         self.sim = sim
         self.joint = actions == "joint"
         self.codes = sim.world.rules.blueprints.nonzero().flatten()

@@ -138,7 +138,7 @@ def test_a_run_whose_networks_are_gone_goes_on_and_says_so(folder: RunFolder) ->
 def test_they_are_there_before_the_control_plays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_control(*_: object) -> None:
+    def no_control(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(task_run, "play_control", no_control)

@@ -7,11 +7,7 @@ from pathlib import Path
 import torch
 
 from esper_soa.system.errors import one_line
-from esper_soa.training.files.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    type_error,
-)
+from esper_soa.training.files.checkpoint import CheckpointError, load_checkpoint, type_error
 from esper_soa.training.results.anomalies import WatchState
 from esper_soa.training.results.totals import FinalHosts, RunTotals
 

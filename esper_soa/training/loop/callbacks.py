@@ -23,14 +23,8 @@ class RunView(Protocol):
     world: World  # hosts and data
     player: Player  # the policy
     totals: RunTotals  # sums over all rounds so far
-
-    @property
-    def folder(self) -> RunFolder:
-        """Paths of its files."""
-
-    @property
-    def session(self) -> Session:
-        """Console, log, and what could not be written."""
+    folder: RunFolder  # paths of its files
+    session: Session  # console, log, and what could not be written
 
 
 class Callback:

@@ -19,17 +19,18 @@ from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from
 from esper_soa.env.world import World
 from esper_soa.nets.data.batches import origin
 from esper_soa.nets.model.blueprints import num_codes
-from esper_soa.runtime.device import apply_threads, device_name, resolve_device
+from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.runtime.memory import memory_errors
-from esper_soa.system.errors import RunMemoryError, UserError, check, one_line
+from esper_soa.system.errors import RunMemoryError, SettingError, UserError, one_line
 from esper_soa.system.files import write_text
 from esper_soa.system.json_lines import write_json
-from esper_soa.training.files.run_folder import damaged_newer, find_checkpoint, write_versions
+from esper_soa.training.files.run_folder import damaged_newer, find_checkpoint
 from esper_soa.training.files.saved_run import SavedRun, SavedTask, read_run
 from esper_soa.training.files.session import Session
-from esper_soa.training.loop.build import build_world, rule_player, world_facts
+from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.resume import restore_policy
+from esper_soa.training.loop.task_files import write_world_versions
 from esper_soa.training.results.final_table import as_text
 from esper_soa.training.results.final_test import with_test
 from esper_soa.training.results.progress import LOGGER, Progress, show
@@ -63,14 +64,9 @@ def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: Saved
     """The policy `name`; ppo is the learned one. Raises UserError where there is none."""
     if name != "ppo":
         return rule_player(cfg, name, "policies")
-    allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
-    check(
-        checkpoint_run.learner is not None,
-        "policies",
-        name,
-        allowed=allowed,
-        remedy="It has learned nothing.",
-    )
+    if checkpoint_run.learner is None:
+        allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
+        raise SettingError("policies", name, allowed, remedy="It has learned nothing.")
     shape = world.rules.nets.shape
     policy = RecurrentPolicy(
         cfg.policy, shape.slots, cfg.seed, num_blueprints=num_codes(shape.blueprints)
@@ -220,10 +216,7 @@ def evaluate_task(
 def announce(session: Session, saved: SavedTask, world: World) -> dict[str, str]:
     """Tell which data, write versions.json; returns the data's `origin`."""
     source = world.data
-    nets = world.rules.nets
-    with session.write_errors.attempt(session.folder.versions.name):
-        place = device_name(world.device, nets.workers, nets.precision)
-        write_versions(session.folder, place, world_facts(world))
+    write_world_versions(session, world)
     LOGGER.info("data     %s", source.source)
     if source.identity != saved.data["identity"]:
         other = one_line(saved.data["source"])

@@ -16,9 +16,11 @@ from esper_soa.training.loop.build import rule_player
 from esper_soa.training.loop.collect import Player
 
 
-def build_players(cfgs: Sequence[TrainConfig], worlds: Sequence[World]) -> list[Player]:
-    """Decision makers of several worlds, with one learner at most; UserError as build_player."""
-    players = [build_player(cfgs[0], worlds[0])]
+def build_players(
+    cfgs: Sequence[TrainConfig], worlds: Sequence[World], resumed: bool = False
+) -> list[Player]:
+    """Decision makers of several worlds, with one learner at most; else as build_player."""
+    players = [build_player(cfgs[0], worlds[0], resumed)]
     learner = players[0].learner
     for cfg, world in zip(cfgs[1:], worlds[1:], strict=True):
         if learner is None:
@@ -38,10 +40,9 @@ def _teacher(cfg: TrainConfig) -> Agent | None:
     return rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
 
 
-def build_player(cfg: TrainConfig, world: World) -> Player:
-    """The decision maker that `policy.name` asks for, with what `policy.init` has learned.
-
-    Raises UserError where that does not fit.
+def build_player(cfg: TrainConfig, world: World, resumed: bool = False) -> Player:
+    """The decision maker that `policy.name` asks for, with what `policy.init` has learned unless it
+    is `resumed`, as its state comes from a checkpoint then. Raises UserError where it does not fit.
     """
     if cfg.policy.name != "ppo":
         return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
@@ -62,7 +63,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
         reduction=world.reduction,
     )
     learner.workers = choose_workers(cfg.compute.workers, cfg.envs, world.device)
-    if cfg.policy.init != SCRATCH:
+    if cfg.policy.init != SCRATCH and not resumed:
         learned = load_policy(cfg.policy.init, world.device)
         load_pretrained(
             learner, cfg.policy.network, learned, observe=cfg.policy.observe, blueprints=names

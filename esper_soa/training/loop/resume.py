@@ -20,10 +20,7 @@ from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import LOGGER, reason_of
 from esper_soa.system.json_lines import keep_rounds
 from esper_soa.system.versions import package_versions
-from esper_soa.training.files.checkpoint import (
-    CheckpointError,
-    mismatch,
-)
+from esper_soa.training.files.checkpoint import CheckpointError, mismatch
 from esper_soa.training.files.run_folder import RunFolder, rounds_of
 from esper_soa.training.files.saved_run import SavedRun, SavedTask
 from esper_soa.training.loop.recorder import Recorder

@@ -3,14 +3,11 @@
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import InitVar, asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from signal import Signals
 from statistics import fmean
 
-import torch
-
-from esper_soa.config.agent import SCRATCH
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
@@ -33,46 +30,43 @@ from esper_soa.training.results.progress import LOGGER
 NEWEST_CHECKPOINT = "the newest checkpoint"  # its name in messages
 
 
-@dataclass(eq=False)
 class Run:
     """A run in progress. Where ranks share out the envs, each has one, all alike."""
 
-    cfg: TrainConfig
-    session: Session
-    resumed: InitVar[bool] = False  # whether `restore` comes next, so policy.init is not read
-    ranks: Ranks = SINGLE_PROCESS
-    callbacks: InitVar[Sequence[Callback]] = ()  # beside the settings' own
-
-    def __post_init__(self, resumed: bool, callbacks: Sequence[Callback]) -> None:
-        cfg = self.cfg
-        ranks = self.ranks
-        session = self.session
-        device = resolve_device(cfg.device, ranks.local_rank)
-        apply_threads(cfg.compute.threads)
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        session: Session,
+        *,
+        resumed: bool = False,
+        ranks: Ranks = SINGLE_PROCESS,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """resumed: whether `restore` comes next, so that policy.init is not read. callbacks: those
+        beside the settings' own.
+        """
+        self.cfg = cfg
+        self.session = session
         self.folder = session.folder
+        self.ranks = ranks
+        self.device = resolve_device(cfg.device, ranks.local_rank)
+        apply_threads(cfg.compute.threads)
         by_task = cfg.by_task
-        settings = [
-            replace(task, policy=replace(task.policy, init=SCRATCH)) if resumed else task
-            for task in by_task.values()
-        ]
-        worlds = [build_worlds(task, device, ranks) for task in by_task.values()]
-        players = build_players(settings, worlds)
+        worlds = [build_worlds(task, self.device, ranks) for task in by_task.values()]
+        players = build_players(list(by_task.values()), worlds, resumed)
         self.learner = players[0].learner
-        # a task that is alone has the folder of the run
-        sessions = [session.within(name) if cfg.worlds else session for name in by_task]
-        parts = zip(by_task.values(), sessions, worlds, players, strict=True)
-        tasks = [TaskRun(*part, ranks, callbacks) for part in parts]
-        self.tasks = dict(zip(by_task, tasks, strict=True))
+        self.tasks: dict[str, TaskRun] = {}
+        for (name, task), world, player in zip(by_task.items(), worlds, players, strict=True):
+            # a task that is alone has the folder of the run
+            part = session.within(name) if cfg.worlds else session
+            self.tasks[name] = TaskRun(
+                task, part, world, player=player, ranks=ranks, callbacks=callbacks
+            )
         self.watch = Watch(cfg.telemetry.anomaly)
-        self.profile = make_profile(cfg.profile, device, session.folder.path)
+        self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.best_accuracy = -math.inf  # see SavedRun
         self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.remember()
-
-    @property
-    def device(self) -> torch.device:
-        """The device that all tasks are computed on."""
-        return next(iter(self.tasks.values())).world.device
 
     @property
     def rounds_done(self) -> int:
@@ -120,7 +114,7 @@ class Run:
     def write_records(self) -> None:
         """Write versions.json, and what else the folder of each of several tasks begins with."""
         for task in self.tasks.values():
-            task.files.write_records(task.place)
+            task.files.write_records()
         if self.cfg.worlds:
             facts = {name: world_facts(task.world) for name, task in self.tasks.items()}
             with self.session.write_errors.attempt(self.folder.versions.name):

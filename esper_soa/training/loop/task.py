@@ -3,11 +3,11 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import InitVar, asdict, dataclass
+from copy import copy
+from dataclasses import asdict
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from operator import sub
-from typing import NamedTuple
 
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.registry import is_reference
@@ -18,18 +18,17 @@ from esper_soa.nets.data.datasets import SUBSET_WORDS, ImageSet
 from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
-from esper_soa.runtime.device import device_name, layout_in_words
+from esper_soa.runtime.device import layout_in_words
 from esper_soa.runtime.memory import plan_in_words
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.system.json_lines import Json
-from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.saved_run import SavedTask
 from esper_soa.training.files.session import Session
 from esper_soa.training.loop.callbacks import Callback, make_callbacks
 from esper_soa.training.loop.collect import Player, Round
 from esper_soa.training.loop.controls import GrownHosts, play_control
 from esper_soa.training.loop.recorder import make_recorder
-from esper_soa.training.loop.task_files import TaskFiles
+from esper_soa.training.loop.task_files import TaskFiles, place_of
 from esper_soa.training.results.final_table import SEED_EVENTS, Speed, Summary
 from esper_soa.training.results.final_test import with_test
 from esper_soa.training.results.metrics import RoundResult
@@ -39,59 +38,34 @@ from esper_soa.training.results.verdict import Episode, HostScore, control_text
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 
-class Before(NamedTuple):
-    """The part of a run that earlier processes did."""
-
-    rounds: int = 0
-    env_steps: int = 0  # sum over all envs
-
-
-class Control(NamedTuple):
-    """The last rounds, as the control played them."""
-
-    score: HostScore
-    cut_off: int  # env-steps that it did not play, as episodes had ended early
-
-
-@dataclass(eq=False)
 class TaskRun:
     """One task of a run. Where ranks share out the envs, each has one, all alike."""
 
-    cfg: TrainConfig  # settings as if the task were alone
-    in_folder: InitVar[Session]  # session of the task
-    world: World
-    player: Player
-    ranks: Ranks
-    others: InitVar[Sequence[Callback]]  # callbacks beside the settings' own
-
-    def __post_init__(self, in_folder: Session, others: Sequence[Callback]) -> None:
-        self.files = TaskFiles(self.cfg, in_folder, self.world, ranks=self.ranks)
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        session: Session,
+        world: World,
+        player: Player,
+        ranks: Ranks,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """cfg, session: as if the task were alone. callbacks: beside the settings' own."""
+        self.cfg = cfg
+        self.session = session
+        self.folder = session.folder
+        self.world = world
+        self.player = player
+        self.files = TaskFiles(cfg, session, world, ranks=ranks)
+        self.callbacks = make_callbacks(cfg, callbacks)
         self.totals = RunTotals()
-        self.before = Before()
-        self.control: Control | None = None
-        self.callbacks = make_callbacks(self.cfg, others)
-        self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
-
-    @property
-    def session(self) -> Session:
-        """Console, log, and what could not be written."""
-        return self.files.session
-
-    @property
-    def folder(self) -> RunFolder:
-        """Paths of the files of the task."""
-        return self.session.folder
-
-    @property
-    def place(self) -> str:
-        """The device in words."""
-        nets = self.world.rules.nets
-        return device_name(self.world.device, nets.workers, nets.precision)
+        self.before = RunTotals()  # the rounds that earlier processes did
+        self.control: list[RoundResult] = []  # the last rounds, as the control played them
 
     def restore(self, saved: SavedTask) -> None:
         """Continue after the rounds of `saved`."""
         self.totals = saved.progress
-        self.before = Before(self.totals.rounds_done, self.totals.env_steps(self.cfg))
+        self.before = copy(saved.progress)
 
     def content(self) -> dict:
         """The part of the task in a checkpoint, see SavedTask."""
@@ -104,21 +78,19 @@ class TaskRun:
     def announce(self) -> None:
         """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
         cfg = self.cfg
-        sets = sets_of(self.world.data)
         rules = self.world.rules
         shape = rules.nets.shape
         host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
         slots = ", ".join(spec.name for spec in shape.slots)
         hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
         rounds = f"{cfg.rounds} round{'s' * (cfg.rounds > 1)} of {cfg.steps} env-steps"
-        start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
-        policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
-        modes = "+".join(cfg.reward.modes)
-        for data in {entry.source.identity: entry.source for entry in sets}.values():
-            named = data.source.startswith(data.name)
+        init = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
+        start = f" from {init}" * (init != SCRATCH)
+        sources = {entry.source.identity: entry.source for entry in sets_of(self.world.data)}
+        for data in sources.values():
             level = WARNING if data.source.startswith(SUBSET_WORDS) else INFO
-            text = data.source if named else f"{data.name}: {data.source}"
-            LOGGER.log(level, "data     %s", text)
+            name = "" if data.source.startswith(data.name) else f"{data.name}: "
+            LOGGER.log(level, "data     %s%s", name, data.source)
             if isinstance(data, ImageSet) and data.num_classes is not None:
                 for finding in check_images(data):
                     LOGGER.warning("data     %s", finding)
@@ -126,7 +98,8 @@ class TaskRun:
         for blueprint in shape.blueprints:
             if blueprint.code >= NUM_BLUEPRINTS:
                 LOGGER.info("seeds    %s of your own, code %d", blueprint.name, blueprint.code)
-        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.place)
+        policy = f"{cfg.policy.name}{start}, reward {'+'.join(cfg.reward.modes)}"
+        LOGGER.info("policy   %s, on %s", policy, place_of(self.world))
         minibatches = cfg.policy.ppo.minibatches
         if cfg.policy.name == "ppo" and minibatches > cfg.envs:
             numbers = f"policy.ppo.minibatches={minibatches} is more than envs={cfg.envs}"
@@ -194,24 +167,13 @@ class TaskRun:
             return
         recent = self.totals.recent
         label = self.label(control_text(cfg.control))
-        record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
-        results = []
-        for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent)):
-            request = Round(number, progress, label)
-            results.append(
-                play_control(
-                    cfg.control,
-                    cfg,
-                    self.world,
-                    grown=hosts,
-                    request=request,
-                    ranks=self.ranks,
-                    record=record,
-                )
-            )
-        all_played = len(results) * cfg.envs * cfg.steps
-        cut_off = all_played - sum(result.env_steps for result in results)
-        self.control = Control(self.score(cfg.control, results), cut_off)
+        ranks = self.files.ranks
+        record = partial(make_recorder, cfg, session=self.session, ranks=ranks, control=True)
+        control = partial(play_control, cfg.control, cfg, self.world, ranks=ranks, record=record)
+        self.control = [
+            control(grown=hosts, request=Round(number, progress, label))
+            for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
+        ]
 
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
@@ -220,62 +182,62 @@ class TaskRun:
             rents = self.world.final_rents(played.parameters, played.train_flop, grown.settings)
             unknown = [math.nan] * len(played.accuracies)
             tested = list(played.test_accuracies) or unknown
-            episode = Episode(
-                validation_accuracies=played.accuracies,
-                test_accuracies=tested,
-                parameters=played.parameters,
-                nets=[*map(sub, tested, rents)],
-                train_flop=played.train_flop,
-                test_losses=list(played.test_losses) or unknown,
-                settings=grown.settings,
+            episodes.append(
+                Episode(
+                    validation_accuracies=played.accuracies,
+                    test_accuracies=tested,
+                    parameters=played.parameters,
+                    nets=list(map(sub, tested, rents)),
+                    train_flop=played.train_flop,
+                    test_losses=list(played.test_losses) or unknown,
+                    settings=grown.settings,
+                )
             )
-            episodes.append(episode)
         return HostScore(name, episodes)
 
     def summarise(self) -> Summary:
         """The record of the final table and of summary.json."""
         cfg = self.cfg
+        env_steps = [result.env_steps for result in self.control]
         totals = self.totals
-        control = self.control
+        data = self.world.data
         recorder = self.files.recorder
-        env_steps = totals.env_steps(cfg)
-        rows = totals.alpha_rows / totals.rounds_done
         dropped = {"tables": recorder.dropped} if recorder.dropped else {}
         return Summary(
             name=cfg.name,
             task=cfg.task.host_name,
             policy=cfg.policy.name,
-            data=f"{self.world.data.name} ({self.world.data.source})",
-            device=self.place,
+            data=f"{data.name} ({data.source})",
+            device=place_of(self.world),
             envs=cfg.envs,
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, totals.recent),
-            control=None if control is None else control.score,
-            perplexity=self.world.data.spec.perplexity,
-            test_images=len(self.world.data.test_labels),
-            validation_images=len(self.world.data.val_labels),
+            control=self.score(cfg.control, self.control) if self.control else None,
+            perplexity=data.spec.perplexity,
+            test_images=len(data.test_labels),
+            validation_images=len(data.val_labels),
             seeds={name: totals.seeds[name] for name in SEED_EVENTS},
             reward=sum(totals.rewards) / len(totals.rewards),
             speed=Speed(
-                env_steps,
-                totals.seconds,
-                cfg.train_samples,
+                env_steps=totals.env_steps(cfg),
+                seconds=totals.seconds,
+                train_samples=cfg.train_samples,
                 val_samples=cfg.val_samples,
-                alpha_rows=rows,
+                alpha_rows=totals.alpha_rows / totals.rounds_done,
             ),
             wall_seconds=time.monotonic() - self.session.begin,
             pareto=totals.pareto(),
             rollbacks=totals.seeds.get("rollbacks", 0),
-            rounds_before=self.before.rounds,
-            env_steps_before=self.before.env_steps,
-            control_cut_off=0 if control is None else control.cut_off,
-            samples=self.world.data.spec.name,
+            rounds_before=self.before.rounds_done,
+            env_steps_before=self.before.env_steps(cfg),
+            control_cut_off=len(env_steps) * cfg.envs * cfg.steps - sum(env_steps),
+            samples=data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={
                 "level": cfg.telemetry.level,
                 "env_steps": recorder.env_steps,
-                "dropped": dropped | self.lost,
+                "dropped": dropped | self.files.lost,
             },
         )
 

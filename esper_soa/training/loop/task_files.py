@@ -10,8 +10,7 @@ look for the best in the same order.
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,6 +22,7 @@ from esper_soa.grown.build import GrownHost
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.grown.networks import add_test_accuracy, export_hosts
 from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.runtime.device import device_name
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.system.files import DELETED_REASON, LOGGER, LineFile
 from esper_soa.system.json_lines import Json, json_line
@@ -37,25 +37,24 @@ HOSTS_FILE = "networks/hosts"
 CHOSEN_BY = "validation_accuracy"  # entry of a spec that the best host is highest in
 
 
-@dataclass(eq=False)
 class TaskFiles:
     """Writes the folder of a task."""
 
-    cfg: TrainConfig
-    session: Session  # in the folder of the task
-    world: World
-    ranks: Ranks
-
-    def __post_init__(self) -> None:
-        self.folder = self.session.folder
-        self.write_errors = self.session.write_errors
-        self.recorder = make_recorder(self.cfg, self.world, self.session, ranks=self.ranks)
-        writes_lines = self.cfg.telemetry.level != "off" and self.ranks.first
-        paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
-        self.lines = {path.name: LineFile(path) for path in paths}
+    def __init__(self, cfg: TrainConfig, session: Session, world: World, ranks: Ranks) -> None:
+        """session: in the folder of the task."""
+        self.cfg = cfg
+        self.session = session
+        self.world = world
+        self.ranks = ranks
+        self.folder = session.folder
+        self.write_errors = session.write_errors
+        self.recorder = make_recorder(cfg, world, session, ranks=ranks)
+        self.episodes = LineFile(self.folder.episodes)
+        self.metrics = LineFile(self.folder.metrics)
         self.best: dict | None = None  # spec of the best host so far
         self._unsaved: GrownHost | None = None  # the best host, where it is not written yet
         self._seen = set[str]()  # names of files of this run
+        self.lost: dict[str, int] = {}  # lines that files of callbacks lack, by name
 
     def begin(self) -> None:
         """Begin afresh; UserError where the folder of the task holds results already."""
@@ -70,7 +69,6 @@ class TaskFiles:
         self.best = self.ranks.from_first(partial(self._find_best, rounds))
 
     def _find_best(self, rounds: int) -> dict | None:
-        """Drop the networks of later rounds; the spec of the best host of that time."""
         for kind in ("best", "hosts"):
             for path in self.folder.network_files(kind):
                 if run_folder.rounds_of(path) > rounds:
@@ -85,10 +83,9 @@ class TaskFiles:
             LOGGER.warning("networks the best host so far is not there: %s", other)
         return None
 
-    def write_records(self, place: str) -> None:
+    def write_records(self) -> None:
         """Write versions.json, and config.yaml where the folder is of this task alone."""
-        with self.write_errors.attempt(self.folder.versions.name):
-            run_folder.write_versions(self.folder, place, world_facts(self.world))
+        write_world_versions(self.session, self.world)
         if self.session.part:
             with self.write_errors.attempt(self.folder.config.name):
                 run_folder.write_config(self.folder, settings_yaml(self.cfg))
@@ -98,10 +95,14 @@ class TaskFiles:
     ) -> None:
         """Append the lines of a round to episodes.jsonl and metrics.jsonl."""
         self.look_for_files()
-        for (name, file), records in zip(self.lines.items(), (episodes, [metrics]), strict=False):
-            with self.write_errors.attempt(name):
-                file.write(*map(json_line, records))
-                file.sync()
+        if self.cfg.telemetry.level == "off" or not self.ranks.first:
+            return
+        with self.write_errors.attempt(self.folder.episodes.name):
+            self.episodes.write(*map(json_line, episodes))
+            self.episodes.sync()
+        with self.write_errors.attempt(self.folder.metrics.name):
+            self.metrics.write(json_line(metrics))
+            self.metrics.sync()
 
     def look_for_files(self) -> None:
         """Note files that somebody has deleted; IncompleteError where another run may enter."""
@@ -148,14 +149,11 @@ class TaskFiles:
     def _local_hosts(
         self, states: HostStates, number: int, envs: Sequence[int], chosen_by: str | None = None
     ) -> list[GrownHost]:
-        """The hosts of round `number` (from 1), of these envs, that this rank has."""
         here = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
-        return (
-            export_hosts(
-                self.world, self.cfg, states, number=number, envs=here, chosen_by=chosen_by
-            )
-            if here
-            else []
+        if not here:
+            return []
+        return export_hosts(
+            self.world, self.cfg, states, number=number, envs=here, chosen_by=chosen_by
         )
 
     def _path(self, kind: str, number: int) -> Path:
@@ -180,10 +178,20 @@ class TaskFiles:
 
     def close(self) -> None:
         """Close what is open, once all rounds are played."""
-        with ExitStack() as stack:
-            for file in self.lines.values():
-                stack.callback(file.close)
-            stack.callback(self.recorder.close)
+        with closing(self.episodes), closing(self.metrics):
+            self.recorder.close()
+
+
+def place_of(world: World) -> str:
+    """The device in words."""
+    nets = world.rules.nets
+    return device_name(world.device, nets.workers, nets.precision)
+
+
+def write_world_versions(session: Session, world: World) -> None:
+    """Write versions.json of a folder in which the hosts of `world` alone are played."""
+    with session.write_errors.attempt(session.folder.versions.name):
+        run_folder.write_versions(session.folder, place_of(world), world_facts(world))
 
 
 def _rank(spec: dict) -> tuple[float, int]:

@@ -74,7 +74,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             task.files.measure_best()
             task.play_control(progress)
             for callback in task.callbacks:
-                task.lost |= callback.finish()
+                task.files.lost |= callback.finish()
 
 
 class Collected(NamedTuple):
@@ -192,10 +192,9 @@ def start_run(
 
     Raises UserError where it cannot continue from there, or memory does not suffice.
     """
-    here = cfg.ranks == ranks.count
-    errors.check(
-        here, "ranks", cfg.ranks, allowed=f"{ranks.count} here", remedy="esper-train starts ranks."
-    )
+    if cfg.ranks != ranks.count:
+        allowed = f"{ranks.count} here"
+        raise errors.SettingError("ranks", cfg.ranks, allowed, remedy="esper-train starts ranks.")
     checkpoint = ranks.from_first(lambda: checkpoint)
     with memory_errors(errors.UserError):
         checkpoint_run = None
@@ -205,7 +204,8 @@ def start_run(
             for damaged in damaged_newer(checkpoint):
                 LOGGER.warning("resume   %s", damaged)
             resume.check_settings(checkpoint_run, cfg)
-        run = Run(cfg, session, checkpoint_run is not None, ranks=ranks, callbacks=callbacks)
+        resumed = checkpoint_run is not None
+        run = Run(cfg, session, resumed=resumed, ranks=ranks, callbacks=callbacks)
         if checkpoint_run is not None and checkpoint is not None:
             run.restore(checkpoint_run, checkpoint)
         elif cfg.resume and ranks.first:

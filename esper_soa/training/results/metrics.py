@@ -36,11 +36,8 @@ from esper_soa.vocabulary import OP_NAMES
 ENDED_BY_LENGTH = "limit"  # cause of the end of an episode that does not end early
 # figures of the progress bar: means over envs, of the episode so far
 PROGRESS_FIGURES = ("accuracy", "reward")
-TRAINING_FIGURES = (
-    "val_loss",
-    "train_loss",
-    "train_accuracy",
-)  # means over envs, at the last env-step
+# means over envs, at the last env-step
+TRAINING_FIGURES = ("val_loss", "train_loss", "train_accuracy")
 MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
 # counts of seeds: of a round, an episode and a blueprint
 SEED_COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
@@ -50,8 +47,8 @@ BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
 # over env-steps.
 SUMMED_PARTS = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
 PARTS_PER_ENV = (
-    ("rollbacks", "blended", "cause", "parameters", "flop"),
-    ("training", "ended", "shapley", "topology", "stood", "scored"),
+    ("rollbacks", "blended", "cause", "parameters", "flop", *HostStates._fields),
+    ("training", "ended", "shapley", "topology"),
 )
 
 
@@ -175,8 +172,15 @@ class MetricsAccumulator:
         if modes:
             record["reward_split"] = split_record(modes, episodes, values["parameters"])
         points = torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1)
-        grown = values["topology"]
-        stage_counts = values["stood"]
+        blueprint, blend, alpha = values["topology"]
+        hosts = HostStates(
+            stage=values["stage"].long(),
+            blueprint=values["blueprint"].long(),
+            blend=values["blend"].long(),
+            alpha=values["alpha"],
+            accuracy=values["accuracy"],
+            loss=values["loss"],
+        )
         return RoundResult(
             accuracies=episodes.accuracy.tolist(),
             parameters=values["parameters"].tolist(),
@@ -187,8 +191,8 @@ class MetricsAccumulator:
             points=points.tolist(),
             record=record,
             episodes=episode_records(episodes, values, modes, settings=settings),
-            topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
-            hosts=HostStates._make([*stage_counts[:3].long(), stage_counts[3], *values["scored"]]),
+            topology=Topology(blueprint.long(), blend.long(), alpha),
+            hosts=hosts,
             settings=settings,
         )
 
@@ -197,7 +201,7 @@ class MetricsAccumulator:
         counts = self.reward.counts
         totals = state.totals
         signals = state.signals
-        hosts = host_states(*(self.newest or (state, state)))
+        before, after = self.newest or (state, state)
         return {
             "terms": sums.terms,
             "env_steps": sums.rows.new_tensor([self.env_steps]),
@@ -215,8 +219,7 @@ class MetricsAccumulator:
             "shapley": self.shapley,
             "flop": self.train_samples * totals.train_flop,
             "topology": torch.stack(topology_of(state)),
-            "stood": torch.stack(hosts[:4]),
-            "scored": torch.stack(hosts[4:]),
+            **host_states(before, after)._asdict(),
         }
 
     def _record(

@@ -42,14 +42,9 @@ def settings_of(pairs: list[str]) -> dict[str, str]:
     """EXPORT_SETTINGS with the pairs name=value put in; raises UserError for another name."""
     named = [setting.partition("=") for setting in pairs]
     for name, sign, value in named:
-        known = ", ".join(f"{name}=" for name in EXPORT_SETTINGS)
-        check(
-            bool(sign) and name in EXPORT_SETTINGS,
-            name,
-            value,
-            allowed=f"one of {known}",
-            remedy="See --help.",
-        )
+        if not sign or name not in EXPORT_SETTINGS:
+            known = ", ".join(f"{name}=" for name in EXPORT_SETTINGS)
+            raise SettingError(name, value, f"one of {known}", remedy="See --help.")
     return EXPORT_SETTINGS | {name: value for name, _, value in named}
 
 

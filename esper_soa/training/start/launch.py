@@ -30,7 +30,7 @@ from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_
 from esper_soa.runtime.device import resolve_device, take_device
 from esper_soa.runtime.ranks import RANK_TIMEOUT, RankGroup, keep_to_cores
 from esper_soa.system.console import KNOWN_ERRORS, safe_streams
-from esper_soa.system.errors import RankLostError, UserError, check, one_line
+from esper_soa.system.errors import RankLostError, SettingError, UserError, check, one_line
 from esper_soa.system.files import LOGGER, write_text
 from esper_soa.system.signals import SAVE_SIGNAL, Interrupted, signal_handlers
 from esper_soa.training.files.claims import lock_folder
@@ -61,13 +61,8 @@ def train_in_session(
     lost for good, with the checkpoint to go on from.
     """
     launched = launched_rank()
-    single = launched is None and cfg.ranks == 1
-    check(
-        single or not callbacks,
-        "ranks",
-        cfg.ranks,
-        allowed="1 with callbacks, which one process calls",
-    )
+    if callbacks and (launched is not None or cfg.ranks > 1):
+        raise SettingError("ranks", cfg.ranks, "1 with callbacks, which one process calls")
     if launched is not None:
         return run_rank(
             session, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched=launched
