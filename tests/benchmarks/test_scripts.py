@@ -49,16 +49,8 @@ COMMANDS = {
         + RUN,
         "tiny.jsonl",
     ),
-    "ranks": (
-        "--sides 1x1,2x1 --turns 1 --rounds 1 --steps 2 --results {folder} batch_size=8 " + RUN,
-        "ranks.jsonl",
-    ),
     "ship": ("{folder}/plan.yaml --folder {folder}/runs --into {folder}/policies", ""),
     "table": ("", ""),
-    "telemetry": (
-        "--works c --sides events --repeats 2 --steps 6 --results {folder}",
-        "telemetry.jsonl",
-    ),
     "text": ("--seeds 2 --folder {folder}/runs --results {folder} " + TEXT, "text.jsonl"),
 }
 NEEDS = {"environments": ("sb3_contrib", "torchrl", "gymnasium")}
