@@ -13,7 +13,6 @@ to benchmarks/results/environments.jsonl.
 import argparse
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,13 +28,12 @@ from torchrl.envs.transforms import ActionMask
 from torchrl.modules import MaskedCategorical, ProbabilisticActor
 
 from benchmarks import sections
-from benchmarks.records import check_folder, command_line, finish, origin
+from benchmarks.records import command_line, origin, report
 from benchmarks.timing import in_turns
 from esper_soa.adapters.gymnasium import GrowthVectorEnv
 from esper_soa.adapters.sb3 import GrowthVecEnv
 from esper_soa.adapters.torchrl import TorchRLGrowthEnv
 from esper_soa.simulator import Simulator, make
-from esper_soa.system.errors import UserError
 
 Round = Callable[[], object]  # plays one
 
@@ -85,19 +83,12 @@ def sides(experiment: str, envs: int, steps: int) -> dict[str, Round]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print, keep."""
+    """The command line."""
     parser = command_line(__doc__)
     parser.add_argument("--experiment", default="cifar_3seed")
     for name, value in {"envs": 16, "steps": 75, "repeats": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    options = parser.parse_args(arguments)
-    try:
-        check_folder(options.results)
-        record = measure(options)
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    print("\n".join(sections.environments([record])))
-    finish(record, options.results, "environments")
+    report(parser.parse_args(arguments), measure, sections.environments)
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:

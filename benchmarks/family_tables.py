@@ -1,13 +1,11 @@
-"""The tables of a record of benchmarks/studies/family.py. Needs no torch."""
+"""The tables of a record of benchmarks/studies/family.py."""
 
 from collections.abc import Mapping
 from statistics import fmean
 
-from benchmarks.records import Line, Records, markdown, place
-from esper_soa.lab.rank_tests import signed_rank
-from esper_soa.training.results.statistics import difference_interval, mean_interval
+from benchmarks.records import CONFIDENCE, Line, bounds, markdown, paired_cells, place
+from esper_soa.training.results.statistics import mean_interval
 
-CONFIDENCE = 0.95
 NAMES = {
     "learned": "learned policy",
     "teacher": "its teacher",
@@ -20,9 +18,9 @@ NAMES = {
 TITLES = {"held_out": "Held-out draws", "beyond": "Draws beyond the training ranges"}
 
 
-def family(records: Records) -> list[str]:
-    """The tables of all records."""
-    return [line for record in records for line in (*family_lines(record), place(record) + ".")]
+def family(record: Mapping) -> list[str]:
+    """All tables, and where they were measured."""
+    return [*family_lines(record), f"{place(record)}."]
 
 
 def family_lines(record: Mapping) -> list[str]:
@@ -41,20 +39,10 @@ def family_lines(record: Mapping) -> list[str]:
 
 def _players(scores: Mapping) -> list[str]:
     rows: list[Line] = []
-    single = scores["single"]
     for name, words in NAMES.items():
-        own = scores[name]
-        mean = mean_interval(own, CONFIDENCE)
-        cells = [words, f"{mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}]"]
-        if name == "single":
-            cells += ["", "", ""]
-        else:
-            less = difference_interval(own, single, CONFIDENCE)
-            won = sum(one > other for one, other in zip(own, single, strict=True))
-            p = signed_rank([one - other for one, other in zip(own, single, strict=True)])
-            cells += [f"{less.mean:+.2f} [{less.low:+.2f}, {less.high:+.2f}]"]
-            cells += [f"{won} of {len(own)}", f"{p:.4f}"]
-        rows.append(tuple(cells))
+        single = paired_cells(scores[name], scores["single"])
+        cells = ("", "", "") if name == "single" else single
+        rows.append((words, bounds(mean_interval(scores[name], CONFIDENCE)), *cells))
     heads = "policy | test accuracy - rent | minus the best single schedule | random seeds won | p"
     return markdown(heads, rows)
 
@@ -82,11 +70,8 @@ def _curve(curve: Mapping) -> list[str]:
     """What the policy makes of the held-out envs as one price for all moves."""
     rows: list[Line] = []
     for price, numbers in curve.items():
-        accuracy, growth = (
-            mean_interval(numbers[name], CONFIDENCE) for name in ("accuracy", "growth")
-        )
-        told = f"{accuracy.mean:.2f} [{accuracy.low:.2f}, {accuracy.high:.2f}]"
-        rows.append((price, told, f"{growth.mean:.2f} [{growth.low:.2f}, {growth.high:.2f}]"))
+        means = (mean_interval(numbers[name], CONFIDENCE) for name in ("accuracy", "growth"))
+        rows.append((price, *map(bounds, means)))
     heads = "rent weight of all envs | accuracy of the policy (%) | parameters over the host's own"
     return markdown(heads, rows)
 
@@ -98,14 +83,14 @@ def _regions(record: Mapping) -> list[str]:
     edges += [f"above {prices[-1]:g}"]
     rows: list[Line] = [
         (
-            edges[one["prices"]],
-            f"{'above' if one['rate'] else 'at most'} {rate:g}",
-            one["best"],
-            f"{one['score']:.2f}",
-            f"{one['single']:.2f}",
-            f"{one['training']}, {one['held_out']}",
+            edges[region["prices"]],
+            f"{'above' if region['rate'] else 'at most'} {rate:g}",
+            region["best"],
+            f"{region['score']:.2f}",
+            f"{region['single']:.2f}",
+            f"{region['training']}, {region['held_out']}",
         )
-        for one in record["regions"]
+        for region in record["regions"]
     ]
     heads = "rent weight | learning rate of hosts | best schedule on training draws"
     scores = "held-out score | single schedule | draws, training and held-out"

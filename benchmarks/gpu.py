@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -313,32 +313,19 @@ def environment() -> dict[str, str]:
     )
 
 
-def ladder(records: dict[str, Found], batch: int) -> Iterator[tuple[str, ...]]:
-    """A row per rung: EPS, images per second, times the plain loop, times the rung before."""
-    loop = f"baseline:{BASELINE_ENVS}:{batch}"
-    base = records.get(loop, {}).get("eps")
-    before = None
-    keys = {"plain loop": loop} | {rung: f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS}
-    for name, key in keys.items():
-        record = records.get(key, {})
-        value = record.get("eps")
-        if not isinstance(value, float):
-            yield name, str(record.get("error", "left out")), "", "", ""
-            continue
-        over = [f"{value / one:.2f}" if isinstance(one, float) else "" for one in (base, before)]
-        yield name, f"{value:.1f}", f"{record['images_per_second']:,.0f}", *over
-        before = value
-
-
 def show(records: dict[str, Found]) -> None:
-    """Tables for people."""
-    for batch in BATCHES:
-        heads = f"B={batch} | EPS | images/s | over plain loop | over row above"
-        print("\n".join(markdown(heads, [*ladder(records, batch)])))
+    """A row per task, for people."""
+    rows = []
     for name, record in records.items():
+        loop = records.get(f"baseline:{BASELINE_ENVS}:{name.split(':')[-1]}", {}).get("eps")
+        eps = record.get("eps")
+        speeds = ("", "")
+        if isinstance(eps, float):
+            speeds = f"{eps:.1f}", f"{eps / loop:.2f}" if isinstance(loop, float) else ""
         verdict = "ok" if record["ok"] else f"FAILED: {record.get('error', record)}"
-        detail = {key: record[key] for key in ("seconds", "distance") if key in record}
-        print(f"{name:28} {verdict} {detail or ''}")
+        rows.append((name, *speeds, str(record.get("distance", "")), verdict))
+    heads = "task | EPS | over the plain loop | distance of weights | verdict"
+    print("\n".join(markdown(heads, rows)))
 
 
 def play_all(place: Place, options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks import sections
 from benchmarks.machine import wait_for
-from benchmarks.records import Record, check_folder, command_line, finish, origin
+from benchmarks.records import Record, command_line, origin, report
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled, initial_state
@@ -25,7 +25,6 @@ from esper_soa.runtime.device import apply_threads, device_name, keep_freed_memo
 from esper_soa.runtime.step_cache import stored_kernels
 from esper_soa.state import STATE_FLOAT, EnvState, GradientStats, Measurements, Slots, View
 from esper_soa.system import streams
-from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import HEADS, Stage
 
@@ -143,8 +142,17 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, measure, print, keep."""
+def measure_all(args: argparse.Namespace) -> Record:
+    """The record of every mode at every N."""
+    device = resolve_device(args.device)
+    keep_freed_memory(device)  # as in a run
+    print(f"state machine alone, episodes of {args.steps} env-steps, on {device_name(device)}")
+    results = [run(mode, envs, args, device) for mode in args.modes for envs in args.envs]
+    return origin("kernels", device) | {"steps": args.steps, "results": results}
+
+
+def main() -> None:
+    """The command line."""
     parser = command_line(__doc__)
     add = parser.add_argument
     add("--envs", type=int, nargs="+", default=[4, 64, 1024])
@@ -153,23 +161,11 @@ def main(arguments: list[str] | None = None) -> None:
     add("--steps", type=int, default=150, help="env-steps per episode, all that is timed in one")
     add("--threads", type=int, default=0, help="of one operation; 0 = one, as in a run")
     add("--device", default="auto")
-    args = parser.parse_args(arguments)
-    if args.steps < args.repeats + WARMUP_STEPS + 1:
-        parser.error(
-            f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is one "
-            "episode"
-        )
-    try:
-        check_folder(args.results)
-        device = resolve_device(args.device)
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    keep_freed_memory(device)  # as in a run
-    print(f"state machine alone, episodes of {args.steps} env-steps, on {device_name(device)}")
-    results = [run(mode, envs, args, device) for mode in args.modes for envs in args.envs]
-    record = origin("kernels", device) | {"steps": args.steps, "results": results}
-    print("\n".join(sections.kernels([record])))
-    finish(record, args.results, "kernels")
+    args = parser.parse_args()
+    least = args.repeats + WARMUP_STEPS + 1
+    if args.steps < least:
+        parser.error(f"--steps must be at least {least}: all that is timed is one episode")
+    report(args, measure_all, sections.kernels)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from benchmarks.intervals import iqm_interval
-from benchmarks.records import Line, Records, markdown
+from benchmarks.records import CONFIDENCE, Line, Records, bounds, markdown
 from esper_soa.lab.rank_tests import mann_whitney
 from esper_soa.training.results.statistics import Interval
 
 POLICIES = ("ppo", "heuristic", "random", "wait")
-CONFIDENCE = 0.95
 
 
 class Row(NamedTuple):
@@ -47,7 +46,7 @@ def table(seeds: Records) -> list[str]:
         name = "learned (ppo)" if row.policy == "ppo" else row.policy
         won = f"{row.wins} of {len(seeds)} random seeds"
         against = ("", "") if row.p is None else (won, f"{row.p:.4f}")
-        lines.append((name, f"{row.accuracy:.2f}", interval_cell(row), *against))
+        lines.append((name, f"{row.accuracy:.2f}", bounds(row.net), *against))
     heads = "policy | accuracy (%) | accuracy - rent | learned ahead | Mann-Whitney p"
     return markdown(heads, lines)
 
@@ -64,9 +63,9 @@ def learning(records: Records) -> list[str]:
     rows: list[Line] = []
     for record in records:
         first, *others = judge(record["seeds"])
-        cells = [f"{one.net.mean:.2f}, {one.p:.3f}" for one in others]
+        cells = [f"{row.net.mean:.2f}, {row.p:.3f}" for row in others]
         head = name_of(record, records), str(len(record["seeds"])), played(record)
-        rows.append((*head, interval_cell(first), *cells))
+        rows.append((*head, bounds(first.net), *cells))
     heads = " | ".join(f"{name}, p" for name in POLICIES[1:])
     heads = f"evaluation | random seeds | played | learned | {heads}"
     title = (
@@ -85,8 +84,3 @@ def name_of(record: Mapping, records: Records) -> str:
     number = next(place for place, one in enumerate(records, 1) if one is record)
     changed = f", {' '.join(record['settings'])}" if record["settings"] else ""
     return f"{number} (commit {record.get('commit', 'not kept')}{changed})"
-
-
-def interval_cell(row: Row) -> str:
-    """Mean and bounds."""
-    return f"{row.net.mean:.2f} [{row.net.low:.2f}, {row.net.high:.2f}]"

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmarks.records import Line, Records, markdown, place
-from esper_soa.lab.rank_tests import signed_rank
-from esper_soa.training.results.statistics import difference_interval, mean_interval
+from benchmarks.records import CONFIDENCE, Line, bounds, markdown, paired_cells, place
+from esper_soa.training.results.statistics import mean_interval
 
-CONFIDENCE = 0.95
 MOST_TIMES = 8.0  # budgets end here
 CHANCE = 10.0  # percent, of ten classes
 LEARNED, FINAL, SCHEDULE, WIDTH = "learned", "static_final", "schedule", "width"
@@ -28,30 +26,16 @@ SETS = {
 COSTS = {"size": "parameters", "flop": "training FLOP"}
 
 
-def table(records: Records) -> list[str]:
-    """Every network of every set."""
-    return [line for record in records for line in _networks(record)]
-
-
-def result(records: Records) -> list[str]:
+def result(record: Mapping) -> list[str]:
     """The measure of every set, by parameters and by FLOP, and what the policy is over each."""
-    return [line for record in records for line in _measures(record)]
-
-
-def _measures(record: Mapping) -> list[str]:
     rows: list[Line] = []
     found = {cost: by_set(record, cost) for cost in COSTS}
     for name, words in SETS.items():
         cells = [words]
-        for cost in COSTS:
-            own, learned = found[cost][name], found[cost][LEARNED]
-            cells.append(mean_interval(own, CONFIDENCE).text(".2f"))
-            if name == LEARNED:
-                cells.append("")
-                continue
-            less = [first - second for first, second in zip(learned, own, strict=True)]
-            interval = difference_interval(learned, own, CONFIDENCE).text("+.2f")
-            cells.append(f"{interval}, p {signed_rank(less):.4f}")
+        for values in found.values():
+            cells.append(bounds(mean_interval(values[name], CONFIDENCE)))
+            less, _, p = paired_cells(values[LEARNED], values[name])
+            cells.append("" if name == LEARNED else f"{less}, p {p}")
         rows.append(tuple(cells))
     over = "policy minus this"
     heads = f"networks | by parameters (%) | {over} | by training FLOP (%) | {over}"
@@ -63,14 +47,15 @@ def by_set(record: Mapping, cost: str) -> dict[str, list[float]]:
     host = np.array(record["sets"][WIDTH]["1"][cost])
     return {
         name: measure(
-            np.array([one[cost] for one in networks.values()]) / host,
-            np.array([one["accuracy"] for one in networks.values()]),
+            np.array([network[cost] for network in networks.values()]) / host,
+            np.array([network["accuracy"] for network in networks.values()]),
         ).tolist()
         for name, networks in record["sets"].items()
     }
 
 
-def _networks(record: Mapping) -> list[str]:
+def table(record: Mapping) -> list[str]:
+    """Every network of every set."""
     host = record["sets"][WIDTH]["1"]
     titles = {
         LEARNED: "policy at price ",
@@ -80,13 +65,12 @@ def _networks(record: Mapping) -> list[str]:
     }
     rows: list[Line] = []
     for name, networks in record["sets"].items():
-        for text, own in networks.items():
-            cells = [titles[name] + text, mean_interval(own["accuracy"], CONFIDENCE).text(".2f")]
-            cells += [f"{np.mean(own[cost]) / np.mean(host[cost]):.2f}" for cost in COSTS]
-            rows.append(tuple(cells))
-    heads = (
-        "network | test accuracy (%) | parameters over the host's | training FLOP over the host's"
-    )
+        for text, network in networks.items():
+            accuracy = bounds(mean_interval(network["accuracy"], CONFIDENCE))
+            costs = (f"{np.mean(network[cost]) / np.mean(host[cost]):.2f}" for cost in COSTS)
+            rows.append((titles[name] + text, accuracy, *costs))
+    heads = "network | test accuracy (%) | parameters over the host's"
+    heads += " | training FLOP over the host's"
     return [
         *markdown(heads, rows),
         f"{len(record['seeds'])} random seeds of 32 envs, 95 % t intervals; {place(record)}.",
@@ -101,9 +85,9 @@ def measure(costs: np.ndarray, accuracies: np.ndarray) -> np.ndarray:
     seeds = costs.shape[1]
     found = np.empty(seeds)
     for seed in range(seeds):
-        own = costs[:, seed]
-        edges = np.unique(np.clip([1.0, *own, MOST_TIMES], 1.0, MOST_TIMES))
-        fits = own[:, None] <= edges[:-1]  # [networks, stretches of budgets]
+        cost = costs[:, seed]
+        edges = np.unique(np.clip([1.0, *cost, MOST_TIMES], 1.0, MOST_TIMES))
+        fits = cost[:, None] <= edges[:-1]  # [networks, stretches of budgets]
         ranking = np.delete(accuracies, seed, 1).mean(1)
         served = np.where(fits, ranking[:, None], -np.inf).argmax(0)
         best = np.where(fits.any(0), accuracies[served, seed], CHANCE)

@@ -1,4 +1,4 @@
-"""Work in processes of its own: commands of the package, and jobs side by side."""
+"""Work in other processes: runs of the package, and jobs side by side."""
 
 import multiprocessing
 import os
@@ -21,38 +21,39 @@ LOOK = 0.5  # seconds between two looks at what the jobs have done
 Job = TypeVar("Job")
 
 
-def command(module: str, *settings: str, threads: int | None = 1) -> None:
-    """Run a command of the package, its console kept back. Raises CalledProcessError."""
-    env = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-    words = [sys.executable, "-m", module, *settings]
-    subprocess.run(words, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+def train(*settings: str) -> None:
+    """Play a run of the package with all cores, its console kept back; else BenchmarkError."""
+    words = [sys.executable, "-m", "esper_soa.train", *settings]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise BenchmarkError(f"{' '.join(words[2:])} ended with status {done.returncode}")
 
 
-def own_process(processes: int = 1) -> ProcessPoolExecutor:
+def fresh_processes(count: int = 1) -> ProcessPoolExecutor:
     """Fresh processes, in which torch may have threads; they end with this one, and by Ctrl-C."""
-    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin)
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin)
 
 
 def in_processes(
     work: Callable[[Job], object], jobs: Mapping[str, Job], at_once: int, look: Callable[[], None]
 ) -> None:
     """work(job), `at_once` at a time; the first that fails ends it by a BenchmarkError."""
-    with own_process(at_once) as pool:
+    with fresh_processes(at_once) as pool:
         begun = {pool.submit(work, job): name for name, job in jobs.items()}
         left = set(begun)
         while left:
             done, left = wait(left, LOOK, FIRST_EXCEPTION)
             look()
             # where a process died, all jobs that had not ended are failed ones: it had the earliest
-            for one in (one for one in begun if one in done):
+            for future in (future for future in begun if future in done):
                 try:
-                    one.result()
+                    future.result()
                 except (BrokenProcessPool, BenchmarkError) as error:
                     pool.shutdown(wait=False, cancel_futures=True)
                     died = isinstance(error, BrokenProcessPool)
                     why = "its process died; was it killed, or out of memory?" if died else error
                     raise BenchmarkError(
-                        f"{begun[one]}: {why} What was done stays: begin again to go on"
+                        f"{begun[future]}: {why} What was done stays: begin again to go on"
                     ) from error
 
 

@@ -15,25 +15,23 @@ appended to benchmarks/results/.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from benchmarks import machine, proof_play
-from benchmarks.processes import ROOT, in_processes
+from benchmarks.processes import ROOT
 from benchmarks.proof_play import EXPERIMENT, LEARNED, MAIN, Data, Facts, Job
 from benchmarks.proof_tables import DECLARED, main_lines, proof_lines
-from benchmarks.records import Record, check_folder, command_line, finish, origin
-from benchmarks.units import Key, Units, code_stamp, opened
+from benchmarks.records import Record, command_line, origin, report
+from benchmarks.units import Units, code_stamp, opened, play_jobs
 from esper_soa.config.settings import CONTROLS, TrainConfig
 from esper_soa.runtime.device import resolve_device
 from esper_soa.system.cores import usable_cores
-from esper_soa.system.errors import UserError, check
+from esper_soa.system.errors import check
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.players import build_player
-from esper_soa.training.results.progress import duration
 
 # No policy was trained, tuned or looked at with these.
 SEEDS = tuple(range(20260101, 20260111))
@@ -42,46 +40,6 @@ MAIN_NAME = "proof_main"
 PLAYERS = (LEARNED, *CONTROLS)
 # Of a player's host; accuracy is on the test images.
 MEASURED = ("accuracy", "validation_accuracy", "net", "parameters", "train_flop")
-
-
-class Watch:
-    """Says of every unit that is done how much time is left."""
-
-    def __init__(self, units: Units, keys: Sequence[Key], at_once: int) -> None:
-        self.units = units
-        self.keys = keys
-        self.at_once = at_once
-        self.seconds = {key: units.read(key)["seconds"] for key in units.held(keys)}
-
-    def left(self) -> float:
-        """Seconds until all units are done, if the others are like those so far."""
-        each = sum(self.seconds.values()) / len(self.seconds)
-        return each * (len(self.keys) - len(self.seconds)) / self.at_once
-
-    def look(self) -> None:
-        """Say what is new."""
-        for key in self.units.held([key for key in self.keys if key not in self.seconds]):
-            self.seconds[key] = self.units.read(key)["seconds"]
-            print(
-                f"{key[0]} seed {key[1]} {key[2]:<12} {duration(self.seconds[key])}; "
-                f"{len(self.seconds)} of {len(self.keys)} units, left {duration(self.left())}",
-                flush=True,
-            )
-
-
-def jobs_left(
-    units: Units, sets: Sequence[Data], code: str, options: argparse.Namespace
-) -> list[Job]:
-    """A job per seed and data set of which a unit is missing."""
-    jobs = []
-    for data in sets:
-        for seed in options.seeds:
-            keys: list[Key] = [(data.stem, seed, player) for player in options.players]
-            held = units.held(keys)
-            missing = tuple(str(key[2]) for key in keys if key not in held)
-            if missing:
-                jobs.append(Job(data, seed, tuple(options.settings), missing, units.folder, code))
-    return jobs
 
 
 def facts_of(cfg: TrainConfig, options: argparse.Namespace) -> Facts:
@@ -97,52 +55,43 @@ def facts_of(cfg: TrainConfig, options: argparse.Namespace) -> Facts:
     }
     if options.main:
         return facts
-    name = cfg.policy.name
-    check(name == "ppo", "policy.name", name, "ppo: the proof is about the learned policy")
-    learned = cfg.policy.init != "none"
-    remedy = "a policy that has learned: the proof is about it"
-    check(learned, "policy.init", "none", remedy)
+    init, remedy = cfg.policy.init, "a policy that has learned: the proof is about it"
+    check(cfg.policy.name == "ppo" and init != "none", "policy.init", init, remedy)
     world = build_world(cfg, resolve_device(cfg.device))
     return facts | {"weights": proof_play.weights_stamp(build_player(cfg, world))}
 
 
-def play(sets: Sequence[Data], options: argparse.Namespace) -> Record:
+def play(options: argparse.Namespace) -> Record:
     """Play what is missing; returns the record."""
-    given = options.settings
-    main = proof_play.settings_of((*given, *sets[0].settings)) if options.main else None
-    cfg = main or proof_play.of_seed(sets[0], SEEDS[0], given)
+    given = tuple(options.settings)
+    proof_play.check_given(given)
+    sets = [proof_play.find_data(root, given) for root in dict.fromkeys(("", options.cifar))]
+    if options.main:
+        cfg = proof_play.settings_of((*given, *sets[0].settings))
+    else:
+        cfg = proof_play.of_seed(sets[0], SEEDS[0], given)
     facts = facts_of(cfg, options)
     with opened(options.folder, facts) as units:
-        keys: list[Key] = [
-            (data.stem, seed, player)
+        jobs = [
+            Job(data, seed, given, options.players, units.folder, str(facts["code"]))
             for data in sets
             for seed in options.seeds
-            for player in options.players
         ]
-        watch = Watch(units, keys, options.jobs)
         print(
-            f"{' '.join([EXPERIMENT, *given])} on {', '.join(one.name for one in sets)}: "
+            f"{' '.join([EXPERIMENT, *given])} on {', '.join(data.name for data in sets)}: "
             f"{', '.join(options.players)}; seeds {', '.join(map(str, options.seeds))}, {cfg.envs} "
-            f"hosts of {cfg.steps} env-steps each; {len(keys) - len(watch.seconds)} of {len(keys)} "
-            f"units are left, in {options.jobs} processes; what is done stays in {units.folder}",
+            f"hosts of {cfg.steps} env-steps each; what is done stays in {units.folder}",
             flush=True,
         )
-        jobs = {one.name: one for one in jobs_left(units, sets, str(facts["code"]), options)}
-        in_processes(
-            proof_play.play_main if options.main else proof_play.play_job,
-            jobs,
-            options.jobs,
-            watch.look,
-        )
+        work = proof_play.play_main if options.main else proof_play.play_job
+        play_jobs(work, jobs, units, options.jobs)
         record = origin(str(facts["kind"]), torch.device("cpu")) | facts
         record |= {"name": options.name, "seeds": list(options.seeds)}
         if options.main:
             words = ["python -m esper_soa.train", f"+experiment={EXPERIMENT}", *given]
             record |= {"command": " ".join(words)}
         else:
-            train_images = cfg.steps * cfg.train_samples
-            record |= {"jobs": options.jobs, "train_images": train_images}
-            record |= {"unit_seconds": round(sum(watch.seconds.values()), 1)}
+            record |= {"jobs": options.jobs, "train_images": cfg.steps * cfg.train_samples}
         return record | {"data": [data_record(units, data, cfg, options) for data in sets]}
 
 
@@ -176,47 +125,24 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--name", help=f"of the record; default: {DECLARED}, and of main runs {MAIN_NAME}")
     add("--folder", type=Path, help="of the units; default: runs/proof/NAME")
     options = parser.parse_intermixed_args(arguments)
-    declared = MAIN_SEEDS if options.main else SEEDS
+    declared, name = (MAIN_SEEDS, MAIN_NAME) if options.main else (SEEDS, DECLARED)
     options.players = (MAIN,) if options.main else PLAYERS
-    if options.jobs < 1:
-        parser.error("--jobs must be at least 1")
-    if options.main:
-        options.jobs = 1
-    if options.seeds is not None and not 2 <= options.seeds <= len(declared):
-        parser.error(
-            f"--seeds must be 2 to {len(declared)}: intervals need two, and no more are declared"
-        )
+    options.jobs = 1 if options.main else max(1, options.jobs)
     options.seeds = declared[: options.seeds]
-    own = MAIN_NAME if options.main else DECLARED
-    options.name = options.name or own
-    if options.results and options.name == own and (options.settings or options.seeds != declared):
+    options.name = options.name or name
+    if options.results and options.name == name and (options.settings or options.seeds != declared):
         parser.error(
             "settings or fewer seeds make another proof than the declared one: give it a --name "
-            f"of its own, not {own}, or --results '' to keep no record"
+            f"of its own, not {name}, or --results '' to keep no record"
         )
     options.folder = (options.folder or ROOT / "runs" / "proof" / options.name).resolve()
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Play, compare, keep."""
-    options = parse(arguments)
-    try:
-        check_folder(options.results)
-        proof_play.check_given(options.settings)
-        roots = ("", options.cifar) if options.cifar else ("",)
-        sets = [
-            proof_play.find_data(proof_play.data_settings(root), options.settings) for root in roots
-        ]
-        record = play(sets, options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped: what is done stays; begin again to go on", file=sys.stderr)
-        sys.exit(130)
-    print("\n" + "\n".join((main_lines if options.main else proof_lines)(record)))
-    finish(record, options.results, options.name)
+    options = parse()
+    report(options, play, main_lines if options.main else proof_lines)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from benchmarks.proof_statistics import CONFIDENCE, levels
+from benchmarks.proof_statistics import levels
+from benchmarks.records import CONFIDENCE
 
 try:
     from matplotlib import rc, rc_context, rcdefaults

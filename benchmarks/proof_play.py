@@ -9,7 +9,6 @@ a job plays it first. Jobs run in processes of their own; a main run is a comman
 import hashlib
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from operator import sub
@@ -21,9 +20,9 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from benchmarks import machine
-from benchmarks.processes import command
+from benchmarks.processes import train
 from benchmarks.timing import BenchmarkError
-from benchmarks.units import Units, code_stamp
+from benchmarks.units import Key, Units, code_stamp
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.world import World
@@ -45,15 +44,7 @@ LEARNED = "learned"
 HOSTS = ("envs=3", "policy.ppo.minibatches=1")
 PLACE = ("device=cpu", "compute.workers=1", "compute.threads=1")
 DECLARED = ("policy.deterministic=true",)
-NOT_TO_GIVE = [
-    "seed",
-    "data",
-    "policy.deterministic",
-    "policy.name",
-    "run_dir",
-    "resume",
-    "experiment",
-]
+FIXED = ("seed", "data", "run_dir", "resume", "experiment", "policy.name", "policy.deterministic")
 MAIN = "main"  # the player of a main run, which has both sides
 SIDES = ("grown", "control")  # of its summary.json
 
@@ -82,7 +73,7 @@ class Job(NamedTuple):
     data: Data
     seed: int
     settings: tuple[str, ...]  # given on the command line
-    players: tuple[str, ...]  # that have not played yet
+    players: tuple[str, ...]
     folder: Path
     code: str  # stamp
 
@@ -91,17 +82,17 @@ class Job(NamedTuple):
         """In words."""
         return f"{self.data.name} seed {self.seed}"
 
-
-def data_settings(cifar: str) -> tuple[str, ...]:
-    """The settings that choose CIFAR-10 under `cifar`, or fashion32 where that is empty."""
-    return (f"data.root={QuotedString(cifar, Quote.single).with_quotes()}",) if cifar else ()
+    @property
+    def keys(self) -> list[Key]:
+        """Of its units."""
+        return [(self.data.stem, self.seed, player) for player in self.players]
 
 
 def check_given(settings: Iterable[str]) -> None:
     """Raise BenchmarkError for a setting that is declared, not given."""
     for setting in settings:
         key = setting.split("=")[0].lstrip("+~")
-        for declared in NOT_TO_GIVE:
+        for declared in FIXED:
             if f"{key}.".startswith(f"{declared}."):
                 raise BenchmarkError(
                     f"{setting}: {declared} is declared by the proof and cannot be given; leave it "
@@ -119,8 +110,12 @@ def of_seed(data: Data, seed: int, given: Iterable[str]) -> TrainConfig:
     return settings_of((*HOSTS, *PLACE, *given, *data.settings, *DECLARED, f"seed={seed}"))
 
 
-def find_data(settings: tuple[str, ...], given: Iterable[str]) -> Data:
-    """The data set that `settings` choose; raises UserError where it cannot be read."""
+def find_data(cifar: str, given: Iterable[str]) -> Data:
+    """CIFAR-10 in the folder or archive `cifar`, or fashion32 where that is empty; raises UserError
+    where it cannot be read.
+    """
+    quoted = QuotedString(cifar, Quote.single).with_quotes()
+    settings = (f"data.root={quoted}",) if cifar else ()
     images = load_images(settings_of((*given, *settings)).data, "cpu")
     parts = images.train_labels, images.val_labels, images.test_labels
     return Data(images.name, settings, images.identity, *map(len, parts))
@@ -149,31 +144,28 @@ def play_job(job: Job) -> None:
     player = build_player(cfg, world)
     units = Units(job.folder)
     learned = (job.data.stem, job.seed, LEARNED)
-    for name in job.players:
+    for key in units.missing(job.keys):
+        name = str(key[2])
         begun = time.monotonic()
         played = Round(0, Progress(0, Console(), "off"), name)
         if name == LEARNED:
             result = with_test(world, play_round(world, Player(player.agent, None), played)[0])
         else:
             result = play_control(name, cfg, world, grown_of(units.read(learned)), played)
-        found = unit(world, result) | {"seconds": time.monotonic() - begun}
-        units.write((job.data.stem, job.seed, name), found)
+        units.write(key, unit(world, result) | {"seconds": time.monotonic() - begun})
 
 
 def play_main(job: Job) -> None:
     """Play the main run with the seed of the job, from its start, and keep what it came to."""
     units = Units(job.folder)
-    key = (job.data.stem, job.seed, MAIN)
+    (key,) = job.keys
     folder = units.path(key).with_suffix("")
     load = machine.load()
     if folder.exists():
         shutil.rmtree(folder)
-    own = (f"+experiment={EXPERIMENT}", f"seed={job.seed}", f"run_dir={folder}")
+    run = (f"+experiment={EXPERIMENT}", f"seed={job.seed}", f"run_dir={folder}")
     begun = time.monotonic()
-    try:
-        command("esper_soa.train", *own, *job.data.settings, *job.settings, threads=None)
-    except subprocess.CalledProcessError as error:
-        raise BenchmarkError(f"the main run ended with status {error.returncode}") from error
+    train(*run, *job.data.settings, *job.settings)
     seconds = time.monotonic() - begun
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if summary["control"] is None:

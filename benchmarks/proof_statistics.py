@@ -2,7 +2,7 @@
 
 Given a data set of a record of benchmarks/proof.py: per player, and by MEASURES and SIZES, a list
 of seeds of a list of hosts. A seed counts as one: hosts of a seed are played by one policy on one
-data order. Needs no torch.
+data order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.intervals import improvement_interval, iqm_interval
+from benchmarks.records import CONFIDENCE
 from esper_soa.lab.rank_tests import mann_whitney
 from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
 
-CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01  # of the Mann-Whitney p of a verdict
 LEARNED = "learned"
 MEASURES = {

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from benchmarks.proof_statistics import (
-    CONFIDENCE,
     LEARNED,
     LEVELS,
     MEASURES,
@@ -15,8 +14,7 @@ from benchmarks.proof_statistics import (
     main_runs,
     seed_means,
 )
-from benchmarks.records import Line, Records, markdown, place
-from esper_soa.training.results.statistics import Interval
+from benchmarks.records import CONFIDENCE, Line, Records, bounds, markdown, place
 
 DECLARED = "proof"  # name of the record of the declared experiment, which the figure shows
 FIGURE = "proof.svg"  # beside the page that the tables are written to
@@ -143,11 +141,6 @@ def p_words(p: float) -> str:
     return f"{p:.4f}" if p >= SIGNIFICANCE / 100 else f"{p:.1e}"
 
 
-def bounds(interval: Interval, form: str = ".2f") -> str:
-    """Mean and bounds."""
-    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
-
-
 def main_lines(record: Mapping) -> list[str]:
     """A row per seed and data set, and the means."""
     lines = []
@@ -177,8 +170,3 @@ def main_lines(record: Mapping) -> list[str]:
             "",
         ]
     return [*lines, f"Means with {CONFIDENCE:.0%} t intervals; {place(record)}.", ""]
-
-
-def main_table(records: Records) -> list[str]:
-    """All records of main runs."""
-    return [line for record in records for line in main_lines(record)]

@@ -7,19 +7,25 @@ benchmarks/table.py shows none: nobody could repeat it.
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import gt
 from pathlib import Path
 
 import torch
 
 from benchmarks import machine
 from benchmarks.timing import BenchmarkError
+from esper_soa.lab.rank_tests import signed_rank
+from esper_soa.system.errors import UserError
+from esper_soa.training.results.statistics import Interval, difference_interval
 
 RESULTS = Path(__file__).parent / "results"
 # of measuring; one more where opponents or what is timed change, so that no table mixes two
 METHOD = 2
 CHANGED = "+"  # ends the commit of a tree that differs from it
+CONFIDENCE = 0.95  # of every interval of a table
 
 Record = dict[str, object]
 Line = tuple[str, ...]
@@ -81,14 +87,26 @@ def finish(record: Mapping, folder: str | Path, name: str) -> None:
     print(json.dumps(record))
 
 
+def report(
+    options: argparse.Namespace,
+    measure: Callable[[argparse.Namespace], Record],
+    table: Callable[[Record], Sequence[str]],
+) -> None:
+    """Measure, print the table, keep the record; status 2 for what cannot be measured."""
+    try:
+        check_folder(options.results)
+        record = measure(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print("\n".join(table(record)))
+    finish(record, options.results, str(record.get("name", record["benchmark"])))
+
+
 def kept(folder: Path) -> dict[str, list[Mapping]]:
     """All records by the name of their file, each file's in the order in which they were made."""
-    found = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        found[path.stem] = [
-            json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
-        ]
-    return found
+    paths = sorted(folder.glob("*.jsonl"))
+    return {path.stem: [*map(json.loads, path.read_text().splitlines())] for path in paths}
 
 
 def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
@@ -96,12 +114,9 @@ def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
     found = []
     refused = []
     for name, records in kept(folder).items():
-        present = [
-            one
-            for one in records
-            if one.get("benchmark") == benchmark and one.get("method") == METHOD
-        ]
-        for record in reversed(present):
+        for record in reversed(records):
+            if (record.get("benchmark"), record.get("method")) != (benchmark, METHOD):
+                continue
             if clean(record["commit"]):
                 found.append(record)
                 break
@@ -127,3 +142,24 @@ def place(record: Mapping) -> str:
         f"{record['time'][:10]}, commit {record['commit']}, {gpu}{facts['cpu']}, {facts['cores']} "
         f"cores, torch {facts['torch']}"
     )
+
+
+def bounds(interval: Interval, form: str = ".2f") -> str:
+    """Mean and bounds."""
+    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def paired_cells(
+    ours: Sequence[float],
+    others: Sequence[float],
+    form: str = "+.2f",
+    ahead: Callable[[float, float], bool] = gt,
+) -> Line:
+    """Of values paired by random seed: the mean of ours minus others with its t interval, how many
+    of ours are ahead, and the p of Wilcoxon's signed-rank test.
+    """
+    pairs = list(zip(ours, others, strict=True))
+    interval = bounds(difference_interval(ours, others, CONFIDENCE), form)
+    won = sum(ahead(mine, theirs) for mine, theirs in pairs)
+    p = signed_rank([mine - theirs for mine, theirs in pairs])
+    return interval, f"{won} of {len(pairs)}", f"{p:.4f}"

@@ -12,6 +12,8 @@ from benchmarks.records import Line, Records, markdown, place
 from benchmarks.text import table as text_table
 from benchmarks.timing import COLUMNS
 
+Section = Callable[[Records], list[str]]
+
 
 def sides(records: Records) -> list[str]:
     """Every side of every point by itself."""
@@ -121,45 +123,48 @@ def span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def sleepers(records: Records) -> list[str]:
+def sleepers(record: Mapping) -> list[str]:
     """What sleeping seeds, scattered seeds and subset rows cost."""
-    lines = []
-    for record in records:
-        rows: list[Line] = []
-        for row in record["rows"]:
-            rows.append(
-                (
-                    f"{row['top']}, over {row['bottom']}",
-                    f"{row['ratio']:.2f}",
-                    f"{row['low']:.2f} to {row['high']:.2f}",
-                    f"{row['top_ms']:.0f} and {row['bottom_ms']:.0f}",
-                )
-            )
-        work = f"N={record['envs']} B={record['batch']} T={record['train']} V={record['val']}"
-        lines += [
-            *markdown(" | ratio | range | ms", rows),
-            f"{work}, medians of {record['repeats']} pairs, kernels {record['kernels']}, "
-            f"{record['workers']} workers; {place(record)}.",
-        ]
-    return lines
+    rows: list[Line] = []
+    for row in record["rows"]:
+        name = f"{row['top']}, over {row['bottom']}"
+        extremes = f"{row['low']:.2f} to {row['high']:.2f}"
+        times = f"{row['top_ms']:.0f} and {row['bottom_ms']:.0f}"
+        rows.append((name, f"{row['ratio']:.2f}", extremes, times))
+    work = f"N={record['envs']} B={record['batch']} T={record['train']} V={record['val']}"
+    return [
+        *markdown(" | ratio | range | ms", rows),
+        f"{work}, medians of {record['repeats']} pairs, kernels {record['kernels']}, "
+        f"{record['workers']} workers; {place(record)}.",
+    ]
 
 
-def kernels(records: Records) -> list[str]:
+def kernels(record: Mapping) -> list[str]:
     """The state machine alone."""
-    lines = []
-    for record in records:
-        rows: list[Line] = []
-        for one in record["results"]:
-            quartiles = f"{1e3 * one['lower_quartile']:.1f} to {1e3 * one['upper_quartile']:.1f}"
-            time = f"{1e3 * one['median']:.1f} ({quartiles})"
-            rate = f"{one['env_steps_per_second']:,.0f}"
-            rows.append((f"{one['envs']}", f"{one['mode']}, {one['threads']}", time, rate))
-        lines += [
-            *markdown("N | mode, threads | ms per env-step of all N | env-steps/s", rows),
-            f"Medians and quartiles of {record['results'][0]['repeats']} env-steps, torch's own "
-            f"kernels; {place(record)}.",
-        ]
-    return lines
+    rows: list[Line] = []
+    for row in record["results"]:
+        quartiles = f"{1e3 * row['lower_quartile']:.1f} to {1e3 * row['upper_quartile']:.1f}"
+        time = f"{1e3 * row['median']:.1f} ({quartiles})"
+        rate = f"{row['env_steps_per_second']:,.0f}"
+        rows.append((f"{row['envs']}", f"{row['mode']}, {row['threads']}", time, rate))
+    return [
+        *markdown("N | mode, threads | ms per env-step of all N | env-steps/s", rows),
+        f"Medians and quartiles of {record['results'][0]['repeats']} env-steps, torch's own "
+        f"kernels; {place(record)}.",
+    ]
+
+
+def environments(record: Mapping) -> list[str]:
+    """Agents of other libraries beside the simulator alone, a row per side."""
+    rows: list[Line] = [
+        (row["side"], f"{row['eps']:.1f}", f"{row['low']:.1f} to {row['high']:.1f}")
+        for row in record["rows"]
+    ]
+    return [
+        *markdown("side | env-steps/s | range", rows),
+        f"{record['envs']} hosts of {record['experiment']}, medians of {record['repeats']} "
+        f"rounds of {record['steps']} env-steps in alternation; {place(record)}.",
+    ]
 
 
 def points_with(records: Records, opponent: str) -> Iterator[tuple[Mapping, Mapping, Mapping]]:
@@ -247,7 +252,7 @@ def speed(records: Records) -> list[str]:
     return [*markdown(heads, rows), *notes]
 
 
-EPS: dict[str, Callable[[Records], list[str]]] = {
+EPS: dict[str, Section] = {
     "speed": speed,
     "opponents": opponents,
     "bare": bare,
@@ -257,32 +262,25 @@ EPS: dict[str, Callable[[Records], list[str]]] = {
 }
 
 
+def each(table: Callable[[Mapping], list[str]]) -> Section:
+    """The tables of all records, one behind the other."""
+
+    def tables(records: Records) -> list[str]:
+        return [line for record in records for line in table(record)]
+
+    return tables
+
+
 # Name of a section: kind of its records, and what makes it of them.
-def environments(records: Records) -> list[str]:
-    """Agents of other libraries beside the simulator alone, a row per side."""
-    lines = []
-    for record in records:
-        rows: list[Line] = [
-            (row["side"], f"{row['eps']:.1f}", f"{row['low']:.1f} to {row['high']:.1f}")
-            for row in record["rows"]
-        ]
-        lines += [
-            *markdown("side | env-steps/s | range", rows),
-            f"{record['envs']} hosts of {record['experiment']}, medians of {record['repeats']} "
-            f"rounds of {record['steps']} env-steps in alternation; {place(record)}.",
-        ]
-    return lines
-
-
-OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
+OTHERS: dict[str, tuple[str, Section]] = {
     "result": ("proof", proof_tables.result),
     "proof": ("proof", proof_tables.proof),
-    "proof_main": ("proof_main", proof_tables.main_table),
-    "sleepers": ("sleepers", sleepers),
-    "kernels": ("kernels", kernels),
-    "environments": ("environments", environments),
-    "family": ("family", family_tables.family),
-    "text": ("text", text_table),
-    "price_curve": ("price_curve", price_tables.table),
-    "price_result": ("price_curve", price_tables.result),
+    "proof_main": ("proof_main", each(proof_tables.main_lines)),
+    "sleepers": ("sleepers", each(sleepers)),
+    "kernels": ("kernels", each(kernels)),
+    "environments": ("environments", each(environments)),
+    "family": ("family", each(family_tables.family)),
+    "text": ("text", each(text_table)),
+    "price_curve": ("price_curve", each(price_tables.table)),
+    "price_result": ("price_curve", each(price_tables.result)),
 }

@@ -11,21 +11,22 @@ the card; where nothing is left to train, weights and card are written anew.
 
 import argparse
 import json
-import subprocess
+import shlex
 import sys
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from hydra.core.override_parser.types import Quote, QuotedString
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from benchmarks.processes import ROOT
+from benchmarks.processes import ROOT, train
 from benchmarks.records import Line, markdown
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.ranges import NAME_PATTERN
@@ -41,22 +42,24 @@ from esper_soa.training.results.progress import duration
 
 PLANS = ROOT / "benchmarks" / "conf" / "ship"
 # What stages get from here; the first has no policy.init.
-OWN = ("run_dir=", "resume=", "data.root=", "policy.init=")
+PLACED = ("run_dir=", "resume=", "data.root=", "policy.init=")
 
 
-class Stage(NamedTuple):
+@dataclass
+class Stage:
     """A part of a plan."""
 
-    name: str  # of its folder
-    settings: list[str]  # as on the command line of esper_soa.train
+    name: str = MISSING  # of its folder
+    settings: list[str] = MISSING  # as on the command line of esper_soa.train
 
 
-class Plan(NamedTuple):
+@dataclass
+class Plan:
     """How a policy is made."""
 
-    name: str
-    purpose: str  # what it is good for, in a sentence or two
-    stages: list[Stage]
+    name: str = MISSING
+    purpose: str = MISSING  # what it is good for, in a sentence or two
+    stages: list[Stage] = MISSING
 
 
 class Job(NamedTuple):
@@ -64,7 +67,7 @@ class Job(NamedTuple):
 
     name: str  # of the stage
     given: list[str]  # settings of the plan and of the command line
-    own: list[str]  # settings that tell its place
+    placed: list[str]  # settings that tell its place
     settings: TrainConfig
     folder: RunFolder
     done: bool
@@ -74,34 +77,20 @@ def read_plan(given: str) -> Plan:
     """The plan `given`: a name in benchmarks/conf/ship, or a file. Else UserError."""
     path = Path(given) if given.endswith(".yaml") else PLANS / f"{given}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(one.stem for one in PLANS.glob("*.yaml")))
+        known = ", ".join(sorted(file.stem for file in PLANS.glob("*.yaml")))
         raise UserError(
             f"plan={one_line(given)}: there is no such plan. Give one of {known}, or a file *.yaml"
         )
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        read = OmegaConf.merge(OmegaConf.structured(Plan(name=path.stem)), OmegaConf.load(path))
+        plan = OmegaConf.to_object(read)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
-    if (
-        not isinstance(content, dict)
-        or set(content) != {"purpose", "stages"}
-        or not content["stages"]
-    ):
-        raise UserError(f"{path}: must hold `purpose`, a text, and `stages`, a list")
-    stages = []
-    for stage in content["stages"]:
-        if not isinstance(stage, dict) or set(stage) != {"name", "settings"}:
-            raise UserError(
-                f"{path}: every stage must have `name` and `settings`, not {one_line(stage)}"
-            )
-        stages.append(Stage(str(stage["name"]), [str(setting) for setting in stage["settings"]]))
-    names = [stage.name for stage in stages]
-    if len(set(names)) < len(names) or not all(NAME_PATTERN.fullmatch(name) for name in names):
-        raise UserError(
-            f"{path}: the names of stages must be different and fit for folders, not "
-            f"{', '.join(names)}"
-        )
-    return Plan(path.stem, " ".join(str(content["purpose"]).split()), stages)
+        raise UserError(f"{path}: {one_line(error)}") from error
+    assert isinstance(plan, Plan)
+    names = {stage.name for stage in plan.stages if NAME_PATTERN.fullmatch(stage.name)}
+    if not 0 < len(plan.stages) == len(names):
+        raise UserError(f"{path}: the names of stages must be different and fit for folders")
+    return plan
 
 
 def jobs_of(plan: Plan, folder: Path, settings: Sequence[str], data_root: str = "") -> list[Job]:
@@ -114,18 +103,16 @@ def jobs_of(plan: Plan, folder: Path, settings: Sequence[str], data_root: str = 
     for stage in plan.stages:
         given = [*stage.settings, *settings]
         place = RunFolder(folder / stage.name)
-        for one in given:
-            if one.lstrip("+").startswith(OWN if found else OWN[:3]):
-                raise UserError(
-                    f"stage {stage.name}: {one} is not for a plan or the command line to say"
-                )
-        own = [f"run_dir={_quoted(place.path)}", "resume=auto"]
-        own += [f"policy.init={_quoted(found[-1].folder.path)}"] if found else []
+        for setting in given:
+            if setting.lstrip("+").startswith(PLACED if found else PLACED[:3]):
+                raise UserError(f"stage {stage.name}: {setting} is not for a plan to say")
+        placed = [f"run_dir={_quoted(place.path)}", "resume=auto"]
+        placed += [f"policy.init={_quoted(found[-1].folder.path)}"] if found else []
         try:
-            cfg = compose_settings("", [*given, *own])
+            cfg = compose_settings("", [*given, *placed])
             if data_root and cfg.data.name == "cifar10":
-                own.append(f"data.root={_quoted(Path(data_root).resolve())}")
-                cfg = compose_settings("", [*given, *own])
+                placed.append(f"data.root={_quoted(Path(data_root).resolve())}")
+                cfg = compose_settings("", [*given, *placed])
         except UserError as error:
             raise UserError(f"stage {stage.name}: {error}") from error
         done = finished_accuracy(place, cfg) is not None
@@ -133,33 +120,8 @@ def jobs_of(plan: Plan, folder: Path, settings: Sequence[str], data_root: str = 
             raise UserError(
                 f"{place.path}: this stage has ended with other settings. Give another --folder"
             )
-        found.append(Job(stage.name, given, own, cfg, place, done))
+        found.append(Job(stage.name, given, placed, cfg, place, done))
     return found
-
-
-def announce(plan: Plan, jobs: list[Job], target: Path) -> None:
-    """Say what will be done before it is."""
-    print(f"{plan.name}: {counted(len(jobs))}, then {target}")
-    for job in jobs:
-        cfg = job.settings
-        begun = "goes on" if job.folder.checkpoints() else "begins"
-        taught = min(cfg.policy.imitation.rounds, cfg.rounds)
-        print(
-            f"  {job.name}: {cfg.rounds} rounds ({taught} of imitation) of {cfg.envs} x "
-            f"{cfg.steps} env-steps of {cfg.train_samples} training images, {cfg.task.name}; "
-            f"{'is done' if job.done else begun} in {job.folder.path}",
-            flush=True,
-        )
-
-
-def train(job: Job) -> None:
-    """Do what is left of a stage, in a process of its own; raises UserError where it fails."""
-    done = subprocess.run([sys.executable, "-m", "esper_soa.train", *job.given, *job.own], cwd=ROOT)
-    if done.returncode:
-        raise UserError(
-            f"stage {job.name} ended with status {done.returncode}; the same command goes on in "
-            f"{job.folder.path}"
-        )
 
 
 def stage_facts(job: Job) -> dict:
@@ -167,7 +129,6 @@ def stage_facts(job: Job) -> dict:
     cfg = job.settings
     summary = json.loads(job.folder.summary.read_text(encoding="utf-8"))
     versions = json.loads(job.folder.versions.read_text(encoding="utf-8"))
-    grown = summary["grown"]
     control = summary["control"] or {"validation_accuracy": None, "size": None}
     return {
         "name": job.name,
@@ -180,8 +141,8 @@ def stage_facts(job: Job) -> dict:
         "slots": list(cfg.slots),
         "data": versions["data"]["name"],
         "data_identity": versions["data"]["identity"],
-        "accuracy": grown["validation_accuracy"],
-        "parameters": grown["size"],
+        "accuracy": summary["grown"]["validation_accuracy"],
+        "parameters": summary["grown"]["size"],
         "control_accuracy": control["validation_accuracy"],
         "control_parameters": control["size"],
         "seconds": summary["speed"]["seconds"],
@@ -201,7 +162,7 @@ def facts_of(plan: Plan, jobs: list[Job], settings: Sequence[str]) -> dict:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         "name": plan.name,
-        "purpose": plan.purpose,
+        "purpose": " ".join(plan.purpose.split()),
         "date": f"{ended:%Y-%m-%d}",
         "licence": project["license"],
         "command": " ".join(["python -m benchmarks.ship", plan.name, *given]),
@@ -212,87 +173,67 @@ def facts_of(plan: Plan, jobs: list[Job], settings: Sequence[str]) -> dict:
     }
 
 
+def stage_row(stage: dict) -> Line:
+    """What a stage was and came to, a cell each."""
+    accuracy, sizes = "", f"{stage['parameters']:,.0f}"
+    if stage["control_accuracy"] is not None:
+        accuracy = f"{stage['control_accuracy']:.2f}"
+        sizes += f" / {stage['control_parameters']:,.0f}"
+    return (
+        stage["name"],
+        stage["task"],
+        stage["data"],
+        str(stage["seed"]),
+        f"{stage['rounds']} ({stage['imitation_rounds']})",
+        f"{stage['env_steps']:,}",
+        f"{duration(stage['seconds'])} on {stage['device']}",
+        f"{stage['accuracy']:.2f}",
+        accuracy,
+        sizes,
+    )
+
+
 def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
     """The card of a policy, in Markdown; results are names of files and what they hold."""
     stages = facts["stages"]
-    slots = list(dict.fromkeys(", ".join(stage["slots"]) for stage in stages))
+    slots = dict.fromkeys(", ".join(stage["slots"]) for stage in stages)
     commits = dict.fromkeys(stage["commit"] for stage in stages)
-    last = stages[-1]
-    packages = [f"{name} {version}" for name, version in last["packages"].items() if version]
+    packages = stages[-1]["packages"].items()
+    versions = [f"{name} {version}" for name, version in packages if version]
+    heads = "stage | task | data | seed | rounds (of imitation) | env-steps | time"
+    heads += " | accuracy, last round (%) | without growth (%) | parameters"
     lines = [
-        f"# The policy `{facts['name']}`",
-        "",
-        facts["purpose"],
-        "",
+        f"# The policy `{facts['name']}`\n",
+        f"{facts['purpose']}\n",
         f"- Start from it: `policy.init={facts['name']}`",
-        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in {counted(len(stages))}",
-        "- Hosts that it has met: "
-        + f"{', '.join(facts['tasks'])}, with the slots {' and '.join(slots)}",
+        f"- Made by `{facts['command']}`, {facts['rounds']} rounds, stages: {len(stages)}",
+        f"- Hosts that it has met: {', '.join(facts['tasks'])}, slots {' and '.join(slots)}",
         f"- Date: {facts['date']}",
         f"- Licence: {facts['licence']}, that of the project; weights of its own training alone",
         f"- Commit: {', '.join(commits)}",
-        f"- Versions of the last stage: Python {last['python']}, {', '.join(packages)}",
-        "",
-        "## Stages",
-        "",
-    ]
-    heads = "stage | task | data | seed | rounds (of imitation) | env-steps | time"
-    heads += " | accuracy, last round (%) | without growth (%) | parameters"
-    rows: list[Line] = []
-    for stage in stages:
-        control = stage["control_accuracy"]
-        sizes = f"{stage['parameters']:,.0f}"
-        rows.append(
-            (
-                stage["name"],
-                stage["task"],
-                stage["data"],
-                str(stage["seed"]),
-                f"{stage['rounds']} ({stage['imitation_rounds']})",
-                f"{stage['env_steps']:,}",
-                f"{duration(stage['seconds'])} on {stage['device']}",
-                f"{stage['accuracy']:.2f}",
-                "" if control is None else f"{control:.2f}",
-                sizes if control is None else f"{sizes} / {stage['control_parameters']:,.0f}",
-            )
-        )
-    lines += [
-        *markdown(heads, rows),
-        "Accuracies are means over hosts at the last env-step of the last round, on validation "
-        + "images.",
+        f"- Versions of the last stage: Python {stages[-1]['python']}, {', '.join(versions)}",
+        "\n## Stages\n",
+        *markdown(heads, [stage_row(stage) for stage in stages]),
+        "Accuracies are means over hosts at the end of the last round, on validation images.",
     ]
     for stage in stages:
-        given = " ".join(f"'{one}'" if " " in one else one for one in stage["settings"])
         images = f"{stage['data']}, sha256 `{stage['data_identity']}`"
-        lines += ["", f"Settings of {stage['name']}: `{given}`. Images: {images}."]
+        given = shlex.join(stage["settings"])
+        lines.append(f"\nSettings of {stage['name']}: `{given}`. Images: {images}.")
     for name, text in results:
         plain = text.strip() if name.endswith(".md") else f"```\n{text.rstrip()}\n```"
-        lines += ["", f"## Results: {name}", "", plain]
+        lines.append(f"\n## Results: {name}\n\n{plain}")
     return "\n".join(lines) + "\n"
 
 
-def write(
-    plan: Plan, jobs: list[Job], settings: Sequence[str], into: Path, results: Sequence[Path]
-) -> Path:
-    """Write weights and card of a plan whose stages have ended; returns the file of the weights."""
-    facts = facts_of(plan, jobs, settings)
-    told = []
-    for path in results:
-        try:
-            told.append((path.name, path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--results {path}: cannot be read ({one_line(error)})") from error
+def write(facts: dict, run: RunFolder, into: Path, results: Sequence[tuple[str, str]]) -> Path:
+    """Write the weights of the last run, and their card; returns the file of the weights."""
     into.mkdir(parents=True, exist_ok=True)
-    target = into / f"{plan.name}{POLICY_SUFFIX}"
-    last = find_checkpoint(str(jobs[-1].folder.path), "folder")
+    target = into / f"{facts['name']}{POLICY_SUFFIX}"
+    last = find_checkpoint(str(run.path), "folder")
     save_policy(target, read_run(last, torch.device("cpu")), facts)
-    write_text(target.with_suffix(".md"), card(facts, told))
+    write_text(target.with_suffix(".md"), card(facts, results))
     return target
-
-
-def counted(stages: int) -> str:
-    """So many stages, in words."""
-    return f"{stages} stage{'' if stages == 1 else 's'}"
 
 
 def _quoted(path: Path) -> str:
@@ -324,12 +265,16 @@ def main() -> None:
         plan = read_plan(options.plan)
         folder = (options.folder or ROOT / "runs" / "ship" / plan.name).resolve()
         jobs = jobs_of(plan, folder, options.settings, options.data_root)
-        announce(plan, jobs, options.into / f"{plan.name}{POLICY_SUFFIX}")
+        results = [(path.name, path.read_text(encoding="utf-8")) for path in options.results]
         for job in jobs:
+            print(
+                f"{job.name}: {'done' if job.done else 'played'} in {job.folder.path}", flush=True
+            )
             if not job.done:
-                train(job)
-        target = write(plan, jobs, options.settings, options.into, options.results)
-    except UserError as error:
+                train(*job.given, *job.placed)
+        facts = facts_of(plan, jobs, options.settings)
+        target = write(facts, jobs[-1].folder, options.into, results)
+    except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"{target} and {target.with_suffix('.md').name} are written")
 

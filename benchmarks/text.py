@@ -8,30 +8,28 @@ with all cores. It lies in the folder of the runs, and one that has ended is not
 Prints a table and one JSON line, which is also appended to benchmarks/results/.
 """
 
+import argparse
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
+from operator import lt
 from pathlib import Path
 
 import torch
 
-from benchmarks.processes import ROOT, command
+from benchmarks.processes import ROOT, train
 from benchmarks.records import (
+    CONFIDENCE,
     Line,
     Record,
-    Records,
-    check_folder,
     command_line,
-    finish,
     markdown,
     origin,
+    paired_cells,
     place,
+    report,
 )
-from benchmarks.timing import BenchmarkError
-from esper_soa.lab.rank_tests import signed_rank
-from esper_soa.training.results.statistics import difference_interval, mean_interval
+from esper_soa.training.results.statistics import mean_interval
 
-CONFIDENCE = 0.95
 SEEDS = tuple(range(301, 311))
 # Settings of the runs. The first one's control takes the final networks of its grown hosts. The
 # others train plain hosts: those of the task, and with the width by which their size is nearest to
@@ -52,63 +50,57 @@ FIELDS = ("test_loss", "test_accuracy", "size", "flop")  # of a side of summary.
 
 def play(run: str, seed: int, settings: Sequence[str], folder: Path) -> Path:
     """The folder of a run, which is played where it has not ended."""
-    own = folder / f"{run}-{seed}"
-    if not (own / "summary.json").exists():
-        words = ("+experiment=text_3seed", f"seed={seed}", f"run_dir={own}", "resume=auto")
+    place = folder / f"{run}-{seed}"
+    if not (place / "summary.json").exists():
+        words = ("+experiment=text_3seed", f"seed={seed}", f"run_dir={place}", "resume=auto")
         print(f"{run} seed {seed}", flush=True)
-        try:
-            command("esper_soa.train", *words, *RUNS[run], *settings, threads=None)
-        except subprocess.CalledProcessError as error:
-            raise BenchmarkError(f"{own} ended with status {error.returncode}") from error
-    return own
+        train(*words, *RUNS[run], *settings)
+    return place
 
 
 def record_of(folders: Mapping[str, Sequence[Path]]) -> Record:
     """FIELDS of grown hosts and of the others, by seed; the commits of the runs."""
     read = {
-        run: [json.loads((one / "summary.json").read_text(encoding="utf-8")) for one in own]
-        for run, own in folders.items()
+        run: [json.loads((place / "summary.json").read_text()) for place in places]
+        for run, places in folders.items()
     }
-    sides = {run: [one["grown"] for one in summaries] for run, summaries in read.items()}
+    sides = {run: [summary["grown"] for summary in found] for run, found in read.items()}
     sides |= {"grown": sides["static_final"]}
-    sides |= {"static_final": [one["control"] for one in read["static_final"]]}
-    versions = [
-        json.loads((one / "versions.json").read_text(encoding="utf-8"))
-        for own in folders.values()
-        for one in own
-    ]
+    sides |= {"static_final": [summary["control"] for summary in read["static_final"]]}
+    commits = {
+        json.loads((place / "versions.json").read_text())["git"]
+        for places in folders.values()
+        for place in places
+    }
     first = read["static_final"][0]
     return {
         "sides": {
             name: {field: [side[field] for side in sides[name]] for field in FIELDS}
             for name in NAMES
         },
-        "run_commits": sorted({one["git"] for one in versions}),
+        "run_commits": sorted(commits),
         "hosts": first["envs"],
         "steps": first["steps"],
         "sequences": first["test_images"],
     }
 
 
-def table(records: Records) -> list[str]:
-    """The table of all records."""
-    return [line for record in records for line in _lines(record)]
-
-
-def _lines(record: Mapping) -> list[str]:
-    grown = record["sides"]["grown"]
+def table(record: Mapping) -> list[str]:
+    """The table of a record."""
+    grown = record["sides"]["grown"]["test_loss"]
     rows: list[Line] = []
     for name, words in NAMES.items():
-        own = record["sides"][name]
+        side = record["sides"][name]
         cells = [words]
         for field, form in (("test_loss", ".3f"), ("test_accuracy", ".2f")):
-            cells.append(mean_interval(own[field], CONFIDENCE).text(form))
-        cells += [f"{own['size'][0]:,.0f}", f"{own['flop'][0] / 1e9:,.0f}"]
-        rows.append((*cells, *_against(grown["test_loss"], own["test_loss"], name)))
+            cells.append(mean_interval(side[field], CONFIDENCE).text(form))
+        cells += [f"{side['size'][0]:,.0f}", f"{side['flop'][0] / 1e9:,.0f}"]
+        paired = paired_cells(grown, side["test_loss"], "+.3f", ahead=lt)
+        rows.append((*cells, *(("", "", "") if name == "grown" else paired)))
     count = len(record["seeds"])
     heads = f"{count} random seeds, 95 % t intervals | test loss (nats per token) | accuracy (%)"
     heads += " | parameters | training GFLOP per host | loss of grown minus this | grown ahead | p"
-    commits = ", ".join(one[:8] for one in record["run_commits"])
+    commits = ", ".join(commit[:8] for commit in record["run_commits"])
     return [
         *markdown(heads, rows),
         f"Random seeds {record['seeds'][0]} to {record['seeds'][-1]}, {record['hosts']} hosts "
@@ -119,14 +111,13 @@ def _lines(record: Mapping) -> list[str]:
     ]
 
 
-def _against(grown: Sequence[float], own: Sequence[float], name: str) -> Line:
-    """The last cells of a row: what the loss of grown hosts is over that of the row's."""
-    if name == "grown":
-        return "", "", ""
-    less = [one - other for one, other in zip(grown, own, strict=True)]
-    won = sum(one < 0 for one in less)
-    interval = difference_interval(grown, own, CONFIDENCE).text("+.3f")
-    return interval, f"{won} of {len(less)}", f"{signed_rank(less):.4f}"
+def measure(options: argparse.Namespace) -> Record:
+    """Play what is missing; returns the record."""
+    seeds = SEEDS[: options.seeds]
+    folder = options.folder.resolve()
+    folders = {run: [play(run, seed, options.settings, folder) for seed in seeds] for run in RUNS}
+    record = origin("text", torch.device("cpu")) | {"seeds": seeds, "settings": options.settings}
+    return record | record_of(folders)
 
 
 def main() -> None:
@@ -135,15 +126,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="of the experiment, for every run")
     parser.add_argument("--seeds", type=int, help="how many, from the first; default: all")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "text", help="of the runs")
-    options = parser.parse_intermixed_args()
-    check_folder(options.results)
-    seeds = SEEDS[: options.seeds]
-    folder = options.folder.resolve()
-    folders = {run: [play(run, seed, options.settings, folder) for seed in seeds] for run in RUNS}
-    record = origin("text", torch.device("cpu")) | {"seeds": seeds, "settings": options.settings}
-    record |= record_of(folders)
-    print("\n".join(table([record])))
-    finish(record, options.results, "text")
+    report(parser.parse_intermixed_args(), measure, table)
 
 
 if __name__ == "__main__":
