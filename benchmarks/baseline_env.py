@@ -122,8 +122,10 @@ class BaselineEnv:
         self.detached = set(lifecycle.detached_in(topology))
         self.accuracy = 0.0  # of the last record, percent
         self.host = self._place(self.modules.Host(task))
-        own = list(self.host.parameters())
-        self.optimiser = self._optimiser(own, task.number("host_lr"), task.number("weight_decay"))
+        parameters = list(self.host.parameters())
+        self.optimiser = self._optimiser(
+            parameters, task.number("host_lr"), task.number("weight_decay")
+        )
 
     def step(self, train: Batches, validation: Batches, action: ScalarAction) -> ScalarOutcome:
         """One env-step in the reference's order: train, evaluate, record, act, tick."""

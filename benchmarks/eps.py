@@ -27,7 +27,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from benchmarks import machine, sections
 from benchmarks.eps_config import EpsConfig
-from benchmarks.machine import compiled_graphs
 from benchmarks.opponents import LoopSide
 from benchmarks.records import Record, Records, check_folder, finish, origin
 from benchmarks.sides import EngineSide, make_side
@@ -42,8 +41,6 @@ class Contestant:
 
     def __init__(self, name: str, cfg: EpsConfig, stack: ExitStack) -> None:
         """Builds the side and warms it up; `stack` ends what it has started."""
-        graphs = compiled_graphs()
-        begun = time.perf_counter()
         self.cfg = cfg
         device = resolve_device(cfg.device)
         before = machine.forget_peak(device)
@@ -52,24 +49,15 @@ class Contestant:
             stack.callback(self.side.close)
         machine.forget_peak(device)
         self.side.warm_up()
-        first = self.side.run()
-        peak_mib = (machine.peak(device) - before) / machine.MIB
-        self.notes: Record = {"peak_mib": peak_mib, "build_seconds": time.perf_counter() - begun}
-        self.notes |= {"graphs": compiled_graphs() - graphs, "first_timing_seconds": first.total}
+        self.side.run()
+        self.notes: Record = {"peak_mib": (machine.peak(device) - before) / machine.MIB}
         self.notes |= self.side.facts()  # of its processes where it has some
         self.timings: list[Timing] = []
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and extremes."""
-    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
-    return {
-        "median": median,
-        "lower": lower,
-        "upper": upper,
-        "low": min(values),
-        "high": max(values),
-    }
+    """Median and extremes."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -80,23 +68,13 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {"median": 1e3 * cuts[49], "p95": 1e3 * cuts[94], "number": len(seconds)}
 
 
-def cumulative(timing: Timing) -> dict[str, float]:
-    """Seconds by column, each with those before it."""
-    total = 0.0
-    found = {}
-    for column in COLUMNS:
-        if column in timing.columns:
-            total += timing.columns[column]
-            found[column] = total
-    return found
-
-
-def side_record(one: Contestant) -> Record:
+def side_record(contestant: Contestant) -> Record:
     """The columns of one side, and its phases."""
-    cfg, train, val = one.cfg, *one.cfg.images
+    cfg, timings = contestant.cfg, contestant.timings
+    train, val = cfg.images
     columns: Record = {}
-    for column in cumulative(one.timings[0]):
-        seconds = spread([cumulative(timing)[column] for timing in one.timings])
+    for column in timings[0].columns:
+        seconds = spread([timing.figures[column] for timing in timings])
         images = train if column == COLUMNS[0] else train + val
         columns[column] = {
             "eps": cfg.envs / seconds["median"],
@@ -105,37 +83,25 @@ def side_record(one: Contestant) -> Record:
             "seconds": seconds,
         }
     phases = {
-        phase: statistics.median(timing.phases[phase] for timing in one.timings)
-        for phase in one.timings[0].phases
+        phase: statistics.median(timing.phases[phase] for timing in timings)
+        for phase in timings[0].phases
     }
-    return {"columns": columns, "phases": phases, **one.notes}
+    return {"columns": columns, "phases": phases, **contestant.notes}
 
 
 def paired(
     bottom: Contestant, top: Contestant, per_env: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Spread of the ratio top over bottom of the timings of a turn, by cumulative column; "all" of
-    everything, "alone" of policy and state machine alone. per_env: of times per env.
+    """Spread of the ratio top over bottom of the timings of a turn, by their figures; per_env: of
+    times per env.
     """
     scale = bottom.cfg.envs / top.cfg.envs if per_env else 1.0
-    pairs = [
-        (cumulative(a), cumulative(b)) for a, b in zip(top.timings, bottom.timings, strict=True)
-    ]
-    found = {
-        column: spread([scale * a[column] / b[column] for a, b in pairs])
-        for column in COLUMNS
-        if column in pairs[0][0] and column in pairs[0][1]
-    }
-    turns = list(zip(top.timings, bottom.timings, strict=True))
-    found["all"] = spread([scale * a.total / b.total for a, b in turns])
-    if all(COLUMNS[2] in timing.columns for pair in turns for timing in pair):
-        found["alone"] = spread(
-            [scale * a.columns[COLUMNS[2]] / b.columns[COLUMNS[2]] for a, b in turns]
-        )
-    return found
+    pairs = [(a.figures, b.figures) for a, b in zip(top.timings, bottom.timings, strict=True)]
+    both = [name for name in pairs[0][0] if name in pairs[0][1]]
+    return {name: spread([scale * a[name] / b[name] for a, b in pairs]) for name in both}
 
 
-def work_record(cfg: EpsConfig, device: torch.device) -> Record:
+def work_record(cfg: EpsConfig) -> Record:
     """The declared work of a point."""
     return {
         "N": cfg.envs,
@@ -145,12 +111,6 @@ def work_record(cfg: EpsConfig, device: torch.device) -> Record:
         "K": cfg.rows,
         "live": cfg.live,
         "blueprint": cfg.blueprint,
-        "slots": cfg.slots,
-        "host": cfg.task.name,
-        "device": str(device),
-        "train_images": cfg.images[0],
-        "val_images": cfg.images[1],
-        "episode": cfg.steps,
         "policy": cfg.policy.init if cfg.grow else None,  # whose seeds grow
     }
 
@@ -164,25 +124,21 @@ def benchmark(cfg: EpsConfig) -> Record:
     record = origin("eps", device) | {"name": cfg.name, "settings": asdict(cfg)}
     state: Record = {"load_before": machine.load()}
     record["limits"] = machine.limits(device) if cfg.limits else None
-    points = cfg.points()
     with ExitStack() as stack:
-        contestants = [[Contestant(side, point, stack) for side in cfg.sides] for point in points]
-        everyone = [one for at_point in contestants for one in at_point]
-        graphs = compiled_graphs()
+        points = [[Contestant(side, point, stack) for side in cfg.sides] for point in cfg.points()]
+        everyone = [contestant for at_point in points for contestant in at_point]
         before = clocks(everyone)
-        for one in in_turns(everyone, cfg.repeats):
-            one.timings.append(one.side.run())
+        for contestant in in_turns(everyone, cfg.repeats):
+            contestant.timings.append(contestant.side.run())
         state["other_cores"] = other_cores(before, clocks(everyone))
-        record |= {
-            "busy": state | {"load_after": machine.load()},
-            "recompiled": compiled_graphs() - graphs,
-        }
-        for one in everyone:
-            if isinstance(one.side, EngineSide):
-                one.notes["env_step_ms"] = percentiles(one.side.step_seconds[one.cfg.timed_steps :])
-            one.notes["syncs"] = one.side.syncs()
-    first = contestants[0]
-    record["points"] = [point_record(cfg, one, first, device) for one in contestants]
+        record["busy"] = state | {"load_after": machine.load()}
+        for contestant in everyone:
+            side = contestant.side
+            if isinstance(side, EngineSide):
+                steps = side.step_seconds[cfg.timed_steps :]
+                contestant.notes["env_step_ms"] = percentiles(steps)
+            contestant.notes["syncs"] = side.syncs()
+    record["points"] = [point_record(cfg, at_point, points[0]) for at_point in points]
     return record
 
 
@@ -191,63 +147,51 @@ class Clocks(NamedTuple):
 
     wall: float
     everyone: float | None
-    own: float
+    ours: float
 
 
 def clocks(everyone: Sequence[Contestant]) -> Clocks:
     """Now; the processes of all sides are ours."""
-    loops = [one.side for one in everyone if isinstance(one.side, LoopSide)]
-    own = time.process_time() + sum(side.processor_seconds() for side in loops)
-    return Clocks(time.monotonic(), machine.everyones_seconds(), own)
+    loops = [contestant.side for contestant in everyone if isinstance(contestant.side, LoopSide)]
+    ours = time.process_time() + sum(side.processor_seconds() for side in loops)
+    return Clocks(time.monotonic(), machine.everyones_seconds(), ours)
 
 
 def other_cores(before: Clocks, now: Clocks) -> float | None:
     """Cores that other processes kept busy from `before` to `now`."""
     if before.everyone is None or now.everyone is None:
         return None
-    theirs = now.everyone - before.everyone - (now.own - before.own)
+    theirs = now.everyone - before.everyone - (now.ours - before.ours)
     return max(0.0, theirs / (now.wall - before.wall))
 
 
-def point_record(
-    cfg: EpsConfig, at_point: list[Contestant], first: list[Contestant], device: torch.device
-) -> Record:
+def point_record(cfg: EpsConfig, at_point: list[Contestant], first: list[Contestant]) -> Record:
     """One point: work, sides, opponents' times over the engine's, sides over the first point."""
     point = at_point[0].cfg
-    by_name = {one.side.name: one for one in at_point}
+    sides = {contestant.side.name: contestant for contestant in at_point}
     record: Record = {"vary": cfg.vary, "value": getattr(point, cfg.vary) if cfg.vary else None}
-    record |= {
-        "work": work_record(point, device),
-        "sides": {name: side_record(one) for name, one in by_name.items()},
-    }
-    if "engine" in by_name:
-        engine = by_name.pop("engine")
-        record["ratios"] = {name: paired(engine, one) for name, one in by_name.items()}
+    record["work"] = work_record(point)
+    record["sides"] = {name: side_record(contestant) for name, contestant in sides.items()}
+    if "engine" in sides:
+        engine = sides.pop("engine")
+        record["ratios"] = {name: paired(engine, loop) for name, loop in sides.items()}
     if at_point is not first:
         record["over_first"] = {
-            one.side.name: {
-                "step": paired(start, one),
-                "env_step": paired(start, one, per_env=True),
-            }
-            for start, one in zip(first, at_point, strict=True)
+            there.side.name: {"step": paired(here, there), "env_step": paired(here, there, True)}
+            for here, there in zip(first, at_point, strict=True)
         }
     return record
 
 
 def warn_of_noise(records: Records) -> list[str]:
     """What says that the machine was not quiet."""
-    state = records[0]["busy"]
-    found = []
-    for name, text in (
-        ("load_before", "the load average was"),
-        ("other_cores", "cores kept busy by others:"),
-    ):
-        if state[name] is not None and state[name] > machine.QUIET_LOAD:
-            found.append(
-                f"warning: {text} {state[name]:.2f}; timings on a machine that is not quiet say "
-                "little"
-            )
-    return found
+    texts = {"load_before": "the load average was", "other_cores": "cores kept busy by others:"}
+    busy = {name: records[0]["busy"][name] for name in texts}
+    return [
+        f"warning: {texts[name]} {value:.2f}; timings on a machine that is not quiet say little"
+        for name, value in busy.items()
+        if value is not None and value > machine.QUIET_LOAD
+    ]
 
 
 def settings_from(composed: DictConfig) -> EpsConfig:

@@ -63,6 +63,8 @@ class EpsConfig:
         remedy = "Bare hosts have no seeds."
         check(seedless, "sides", self.sides, "without bare where live is above 0", remedy)
         check_choice("blueprint", self.blueprint, tuple(self.task.blueprints))
+        scaled = self.compute.precision == "float16"
+        check(not scaled, "compute.precision", "float16", "without loss scales, which no loop has")
         hosts = "without bare where hosts read text"
         check("bare" not in self.sides or self.targets == 1, "sides", self.sides, hosts)
         most = {
@@ -151,10 +153,3 @@ def train_config(cfg: EpsConfig) -> TrainConfig:
         policy=cfg.policy,
         compute=cfg.compute,
     )
-
-
-def second_start(compute: ComputeConfig, device_type: str) -> ComputeConfig:
-    """As a run has it at its second start: on a CPU step kernels are compiled before it begins."""
-    if compute.compile == "auto" and device_type == "cpu":
-        return replace(compute, compile="on")
-    return compute

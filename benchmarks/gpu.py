@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,8 +118,8 @@ def work(place: Place, rung: str, envs: int, batch: int) -> EpsConfig:
     """E10: what ten hosts get of CIFAR-10 in the reference, three live seeds, all eight subsets."""
     sizes: dict = {"envs": envs, "batch_size": batch, "train_samples": 4608, "val_samples": 1000}
     sizes |= {"live": 3, "bank": BANK, "timed_steps": 1, "warmup": 4, "repeats": 3}
-    own: dict = {"device": str(place.device), "compute": compute_of(rung, place)}
-    cfg = EpsConfig(name="gpu", sides=["engine"], limits=False, **sizes, **own)
+    device: dict = {"device": str(place.device), "compute": compute_of(rung, place)}
+    cfg = EpsConfig(name="gpu", sides=["engine"], limits=False, **sizes, **device)
     if place.tiny:
         cfg = replace(cfg, envs=min(envs, 2), batch_size=2, train_samples=4, val_samples=4)
         cfg = replace(cfg, bank=64, repeats=2, warmup=3, steps=10, update=False)
@@ -150,7 +151,7 @@ def parity(place: Place, rung: str) -> Found:
     if side.world.rules.nets.precision != torch.float32:
         tolerance = SHORT + 2 * weights_apart(played(cpu, "eager+bfloat16"), plain)
     distance = weights_apart(side, plain)
-    a, b = (one.episode.env.state.signals.val_accuracy.cpu() for one in (plain, side))
+    a, b = (there.episode.env.state.signals.val_accuracy.cpu() for there in (plain, side))
     apart = float((a - b).abs().max())
     found: Found = {"distance": distance, "tolerance": tolerance, "accuracy_apart": apart}
     return {"ok": distance < tolerance, **found, **chosen(side)}
@@ -166,12 +167,12 @@ def played(place: Place, rung: str) -> EngineSide:
     return side
 
 
-def weights_apart(one: EngineSide, other: EngineSide) -> float:
+def weights_apart(side: EngineSide, reference: EngineSide) -> float:
     """The largest relative distance of any kind of weights."""
-    wanted = other.world.weights.flatten_keys(".")
+    wanted = reference.world.weights.flatten_keys(".")
     return max(
         float((value.cpu() - wanted[name].cpu()).norm() / wanted[name].cpu().norm().clamp(min=1.0))
-        for name, value in one.world.weights.flatten_keys(".").items()
+        for name, value in side.world.weights.flatten_keys(".").items()
         if value.is_floating_point() and name in wanted
     )
 
@@ -229,8 +230,8 @@ def kernel_times(side: EngineSide, device: torch.device) -> list[Found]:
         side.one_step()
         machine.wait_for(device)
     rows = [
-        (one.key, one.count, one.self_device_time_total if on_gpu else one.self_cpu_time_total)
-        for one in profiler.key_averages()
+        (row.key, row.count, row.self_device_time_total if on_gpu else row.self_cpu_time_total)
+        for row in profiler.key_averages()
     ]
     largest = sorted(rows, key=lambda row: -row[2])[:KERNELS_SHOWN]
     return [{"kernel": key, "launches": many, "ms": time / 1e3} for key, many, time in largest]
@@ -255,24 +256,19 @@ def few(place: Place, rung: str) -> Found:
     return {"ok": True, **chosen(played(place, rung))}
 
 
-def baseline(place: Place, envs: str, batch: str, name: str = "baseline") -> Found:
-    """A plain loop at the same work, in the precision of the best rung."""
+def baseline(name: str, place: Place, envs: str, batch: str) -> Found:
+    """A plain loop, or bare hosts, at the same work, in the precision of the best rung."""
     cfg = work(place, BEST_PRECISION, int(envs), int(batch))
     cfg = replace(cfg, sides=[name], repeats=2, live=0 if name == "bare" else cfg.live)
     with ExitStack() as stack:
-        one = eps.Contestant(name, cfg, stack)
-        one.timings += [one.side.run() for _ in range(cfg.repeats)]
-    return {"ok": True, **figures(cfg, one.timings), "notes": one.notes}
-
-
-def bare(place: Place, envs: str, batch: str) -> Found:
-    """The loop of hosts alone, compiled if that is quicker."""
-    return baseline(place, envs, batch, "bare")
+        loop = eps.Contestant(name, cfg, stack)
+        timings = [loop.side.run() for _ in range(cfg.repeats)]
+    return {"ok": True, **figures(cfg, timings), "notes": loop.notes}
 
 
 def figures(cfg: EpsConfig, timings: list) -> Found:
     """The work, and medians over the timings."""
-    total = sorted(timing.total for timing in timings)[len(timings) // 2]
+    total = sorted(timing.figures["all"] for timing in timings)[len(timings) // 2]
     return {
         "work": {"N": cfg.envs, "B": cfg.batch_size, "T": cfg.train_samples, "V": cfg.val_samples},
         "K": cfg.rows,
@@ -284,7 +280,13 @@ def figures(cfg: EpsConfig, timings: list) -> Found:
 
 
 TASKS: dict[str, Callable[..., Found]] = {
-    task.__name__: task for task in (parity, syncs, rung, baseline, bare, sanitize, few)
+    "parity": parity,
+    "syncs": syncs,
+    "rung": rung,
+    "baseline": partial(baseline, "baseline"),
+    "bare": partial(baseline, "bare"),
+    "sanitize": sanitize,
+    "few": few,
 }
 
 
@@ -292,25 +294,18 @@ def in_process(name: str, place: Place, seconds: float) -> Found:
     """What the task finds in a process of its own; "ok", and "error" where it is not."""
     command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", str(place.device)]
     command += ["--tiny"] * place.tiny
+    caches = {}
+    if out := os.environ.get("OUT"):  # what is compiled is kept there too
+        caches = {"TRITON_CACHE_DIR": f"{out}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{out}/inductor"}
+    given: dict = {"cwd": ROOT, "env": os.environ | caches, "timeout": seconds}
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=seconds
-        )
+        done = subprocess.run(command, capture_output=True, text=True, **given)
     except subprocess.TimeoutExpired:
         return {"ok": False, "error": f"not done after {seconds:.0f} s", "cut_off": True}
     lines = done.stdout.strip().splitlines()
     if lines and lines[-1].startswith("{"):
         return json.loads(lines[-1])
     return {"ok": False, "error": done.stderr[-3000:] or "no output"}
-
-
-def environment() -> dict[str, str]:
-    """Of a task: what is compiled is kept under $OUT where that is set."""
-    out = os.environ.get("OUT")
-    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-    return os.environ | (
-        {name: str(Path(out, cache)) for name, cache in caches.items()} if out else {}
-    )
 
 
 def show(records: dict[str, Found]) -> None:
@@ -359,7 +354,7 @@ def play_all(place: Place, options: argparse.Namespace) -> int:
     if left:
         print(f"{left} of {len(wanted)} tasks are left: give the command again", file=sys.stderr)
         return MORE
-    return 0 if all(one["ok"] for one in records.values()) else 1
+    return 0 if all(record["ok"] for record in records.values()) else 1
 
 
 def main(arguments: list[str] | None = None) -> int:

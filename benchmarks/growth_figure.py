@@ -55,8 +55,8 @@ def play(sim: Simulator) -> Played:
     slots = [step.state.slots for step in steps]
     return Played(
         np.stack([step.accuracy.cpu().numpy() for step in steps]),
-        np.stack([one.stage.cpu().numpy() for one in slots]),
-        np.stack([one.blueprint.cpu().numpy() for one in slots]),
+        np.stack([slot.stage.cpu().numpy() for slot in slots]),
+        np.stack([slot.blueprint.cpu().numpy() for slot in slots]),
         sim.slots,
         names_by_code(sim.world.rules.nets.shape.blueprints),
     )

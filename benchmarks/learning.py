@@ -81,6 +81,6 @@ def played(record: Mapping) -> str:
 
 def name_of(record: Mapping, records: Records) -> str:
     """The place of a record among those of its experiment, and its commit where it was kept."""
-    number = next(place for place, one in enumerate(records, 1) if one is record)
+    number = next(place for place, found in enumerate(records, 1) if found is record)
     changed = f", {' '.join(record['settings'])}" if record["settings"] else ""
     return f"{number} (commit {record.get('commit', 'not kept')}{changed})"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
@@ -20,8 +19,8 @@ from torch.nn import functional as F
 from benchmarks.baseline_env import BaselineEnv, Batches, ScalarAction
 from benchmarks.baseline_passes import read_together
 from benchmarks.eps_config import EpsConfig, train_config
-from benchmarks.machine import MIB, compiled_graphs, count_syncs, forget_peak, peak, wait_for
-from benchmarks.timing import LIVE_ALPHA, BenchmarkError
+from benchmarks.machine import MIB, count_syncs, forget_peak, peak, wait_for
+from benchmarks.timing import LIVE_ALPHA
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.nets.data.datasets import load_images
@@ -60,16 +59,6 @@ class Played(NamedTuple):
     done: Done  # images of the last env-step
 
 
-def precision_of(cfg: EpsConfig, device: torch.device) -> torch.dtype:
-    """The engine's number format; BenchmarkError for float16, which wants loss scales."""
-    found = choose_precision(cfg.compute.precision, device).dtype
-    if found == torch.float16:
-        raise BenchmarkError(
-            "compute.precision=float16: the loops have no loss scales; take float32 or bfloat16"
-        )
-    return found
-
-
 class Loop:
     """Some of the envs, one after the other."""
 
@@ -82,7 +71,7 @@ class Loop:
         self.before = forget_peak(self.device)
         keep_freed_memory(self.device)  # as in a run of the engine
         self.profile = PhaseProfile(self.device)
-        self.precision = precision_of(cfg, self.device)
+        self.precision = choose_precision(cfg.compute.precision, self.device).dtype
 
     def forms(self) -> Forms:
         """Ways to do the same work; here the images of a validation pass."""
@@ -128,7 +117,6 @@ class Loop:
         return {
             "val_batch": self.val_batch,
             "dtype": str(self.precision).removeprefix("torch."),
-            "graphs": compiled_graphs(),
         }
 
     def syncs(self) -> int:
@@ -224,18 +212,14 @@ class PlainLoop(Loop):
             env.tick()
         self.profile.on_phase_end("state")
         return [
-            Done(one.num_images, other.num_images * len(other.codes))
-            for one, other in zip(trained, tested, strict=True)
+            Done(training.num_images, validation.num_images * len(validation.codes))
+            for training, validation in zip(trained, tested, strict=True)
         ]
 
     def facts(self) -> dict[str, object]:
         """How the work is done."""
         fused = self.validation == "fused"
         return super().facts() | {"fused_validation": fused, "streams": self.streams}
-
-    def results(self) -> list[np.ndarray]:
-        """The weights of every env's host, then its accuracy."""
-        return [np.append(env.host.flat().cpu().numpy(), env.accuracy) for env, _ in self.envs]
 
 
 class BareLoop(Loop):
@@ -280,7 +264,7 @@ class BareLoop(Loop):
     def one_step(self, envs: int | None = None) -> list[Done]:
         """Training and validation of every host."""
         pairs = zip(self.nets, self.optimisers, strict=True)
-        done = [self._one(net, optimiser) for net, optimiser in list(pairs)[:envs]]
+        done = [self._work(net, optimiser) for net, optimiser in list(pairs)[:envs]]
         wait_for(self.device)
         return done
 
@@ -288,12 +272,7 @@ class BareLoop(Loop):
         """How the work is done."""
         return super().facts() | {"how": self.how}
 
-    def results(self) -> list[np.ndarray]:
-        """The weights of every host."""
-        parameters = [[part.detach().flatten() for part in net.parameters()] for net in self.nets]
-        return [torch.cat(parts).cpu().numpy() for parts in parameters]
-
-    def _one(self, net: nn.Module, optimiser: torch.optim.Optimizer) -> Done:
+    def _work(self, net: nn.Module, optimiser: torch.optim.Optimizer) -> Done:
         """Train and validate one host."""
         loss, logits = self.calls
         short = self.precision == torch.bfloat16

@@ -1,5 +1,5 @@
 """What a timing was taken on: the machine in words, what it can do at most, how busy it was,
-memory, waits and graphs.
+memory and waits.
 
 Linux tells most of it under /proc; elsewhere those entries are None.
 """
@@ -8,7 +8,6 @@ import ctypes
 import hashlib
 import os
 import platform
-import re
 import subprocess
 import time
 import warnings
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from benchmarks.sync_guard import Sync, SyncGuard
 from esper_soa.system.cores import usable_cores
@@ -29,8 +27,7 @@ from esper_soa.system.cores import usable_cores
 QUIET_LOAD = 0.3
 MIB = 2**20
 ROOT = Path(__file__).parents[1]
-MEASURED = ("esper_soa", "configs")
-SOURCES = (*MEASURED, "benchmarks")
+SOURCES = ("esper_soa", "configs", "benchmarks")
 SUFFIXES = (".py", ".c", ".h", ".yaml")
 
 
@@ -46,25 +43,8 @@ def describe(device: torch.device) -> dict[str, object]:
     }
     if device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-        found |= {"driver": driver_version(), "triton": package_version("triton")}
+        found |= {"triton": metadata.version("triton")}
     return found
-
-
-def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Version of NVIDIA's driver on Linux."""
-    try:
-        numbers = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text())
-    except OSError:
-        return None
-    return numbers[1] if numbers else None
-
-
-def package_version(package: str) -> str | None:
-    """Of an installed package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def git_commit(root: Path = ROOT) -> str:
@@ -77,15 +57,6 @@ def git_commit(root: Path = ROOT) -> str:
         return "unknown"
     mark = "+" if changed.stdout.strip() else ""
     return head.stdout.strip() + mark if head.returncode == 0 else "unknown"
-
-
-def changed_since(commit: str, root: Path = ROOT) -> bool:
-    """Whether what is measured differs from that of `commit`, or the commit is not known here."""
-    command = ["git", "diff", "--quiet", commit, "--", *MEASURED]
-    try:
-        return subprocess.run(command, cwd=root, capture_output=True).returncode != 0
-    except OSError:
-        return True
 
 
 def sources_digest(root: Path = ROOT) -> str:
@@ -125,7 +96,7 @@ def limits(device: torch.device) -> dict[str, float]:
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         # oneDNN takes the widest vectors of any processor, torch.mm of those of Intel alone
         products.append(lambda: torch.nn.functional.linear(a.to_mkldnn(), b).to_dense())
-    product = min(_fastest(one, device) for one in products)
+    product = min(_fastest(action, device) for action in products)
     copied = _fastest(lambda: target.copy_(source), device)
     return {"gflops": 2 * size**3 / product / 1e9, "gb_per_second": 8 * numbers / copied / 1e9}
 
@@ -171,11 +142,6 @@ def count_syncs(action: Callable[[], object], device: torch.device) -> int:
     with SyncCount() as count:
         action()
     return len(count.log)
-
-
-def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
-    return int(counters["stats"]["unique_graphs"])
 
 
 def forget_peak(device: torch.device) -> int:

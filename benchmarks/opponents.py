@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.eps_config import EpsConfig
 from benchmarks.loops import BareLoop, Loop, PlainLoop, tune
-from benchmarks.processes import own_process
+from benchmarks.processes import fresh_processes
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns
 from esper_soa.runtime.device import resolve_device
 from esper_soa.system.cores import core_numbers, usable_cores
@@ -55,21 +55,21 @@ class Crowd:
 
     def __init__(self, name: str, cfg: EpsConfig, processes: int) -> None:
         """Starts the processes and waits until all loops are built."""
-        own = own_cores(processes)
-        self.pinned = own[0] is not None
-        self.members = [own_process() for _ in own]
+        cores = cores_of(processes)
+        self.pinned = cores[0] is not None
+        self.members = [fresh_processes() for _ in cores]
         waiting = [
             member.submit(build, name, cfg, range(number, cfg.envs, processes), core)
-            for number, (member, core) in enumerate(zip(self.members, own, strict=True))
+            for number, (member, core) in enumerate(zip(self.members, cores, strict=True))
         ]
-        for one in waiting:
-            one.result()
+        for future in waiting:
+            future.result()
 
     def ask(self, command: str, *arguments: int | str) -> list:
         """Every process's answer; BenchmarkError where one has ended."""
         waiting = [member.submit(call, command, *arguments) for member in self.members]
         try:
-            return [one.result() for one in waiting]
+            return [future.result() for future in waiting]
         except BrokenProcessPool as error:
             raise BenchmarkError("a process of the loop has ended; was it killed?") from error
 
@@ -79,7 +79,7 @@ class Crowd:
             member.shutdown()
 
 
-def own_cores(processes: int) -> list[int | None]:
+def cores_of(processes: int) -> list[int | None]:
     """A core for each of several processes; None where one may take all, or nobody can tell."""
     if processes == 1 or not hasattr(os, "sched_getaffinity") or processes > usable_cores():
         return [None] * processes
@@ -130,9 +130,9 @@ class LoopSide:
         begun = time.perf_counter()
         played = self.crowd.ask("play", steps)
         seconds = time.perf_counter() - begun
-        self.images = sum(one.done.train for one in played), sum(one.done.val for one in played)
+        self.images = sum(part.done.train for part in played), sum(part.done.val for part in played)
         self.check()
-        slowest = max(played, key=lambda one: one.seconds)
+        slowest = max(played, key=lambda part: part.seconds)
         phases = {phase: spent / steps for phase, spent in slowest.phases.items()}
         columns = COLUMNS[: LOOPS[self.name].columns]
         return Timing(in_columns(phases, seconds / steps, columns), phases)
@@ -146,8 +146,7 @@ class LoopSide:
 
     def facts(self) -> dict[str, object]:
         """What was chosen in the warm-up, and from what."""
-        of_each = self.crowd.ask("facts")
-        return of_each[0] | {
+        return self.crowd.ask("facts")[0] | {
             "processes": self.layout.processes,
             "threads": self.layout.threads,
             "pinned": self.crowd.pinned,
@@ -156,7 +155,6 @@ class LoopSide:
             "val_images": self.images[1],
             "rows": self.cfg.rows,
             "peak_mib": sum(self.crowd.ask("peak_mib")),
-            "graphs": sum(each["graphs"] for each in of_each),
         }
 
     def syncs(self) -> int:

@@ -15,23 +15,25 @@ appended to benchmarks/results/.
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from benchmarks import machine, proof_play
-from benchmarks.processes import ROOT
+from benchmarks.processes import ROOT, in_processes
 from benchmarks.proof_play import EXPERIMENT, LEARNED, MAIN, Data, Facts, Job
 from benchmarks.proof_tables import DECLARED, main_lines, proof_lines
 from benchmarks.records import Record, command_line, origin, report
-from benchmarks.units import Units, code_stamp, opened, play_jobs
+from benchmarks.units import Units, code_stamp, opened
 from esper_soa.config.settings import CONTROLS, TrainConfig
 from esper_soa.runtime.device import resolve_device
 from esper_soa.system.cores import usable_cores
 from esper_soa.system.errors import check
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.players import build_player
+from esper_soa.training.results.progress import duration
 
 # No policy was trained, tuned or looked at with these.
 SEEDS = tuple(range(20260101, 20260111))
@@ -83,8 +85,7 @@ def play(options: argparse.Namespace) -> Record:
             f"hosts of {cfg.steps} env-steps each; what is done stays in {units.folder}",
             flush=True,
         )
-        work = proof_play.play_main if options.main else proof_play.play_job
-        play_jobs(work, jobs, units, options.jobs)
+        play_left(jobs, units, options)
         record = origin(str(facts["kind"]), torch.device("cpu")) | facts
         record |= {"name": options.name, "seeds": list(options.seeds)}
         if options.main:
@@ -93,6 +94,25 @@ def play(options: argparse.Namespace) -> Record:
         else:
             record |= {"jobs": options.jobs, "train_images": cfg.steps * cfg.train_samples}
         return record | {"data": [data_record(units, data, cfg, options) for data in sets]}
+
+
+def play_left(jobs: Sequence[Job], units: Units, options: argparse.Namespace) -> None:
+    """Play the jobs of which a unit is missing, in processes; says how far they are."""
+    keys = [key for job in jobs for key in job.keys]
+    first = left = len(units.missing(keys))
+    begun = time.monotonic()
+    print(f"{left} of {len(keys)} units are left, in {options.jobs} processes", flush=True)
+
+    def look() -> None:
+        nonlocal left
+        before, left = left, len(units.missing(keys))
+        if left < before:
+            seconds = (time.monotonic() - begun) / (first - left) * left
+            print(f"{left} of {len(keys)} units are left, some {duration(seconds)}", flush=True)
+
+    work = proof_play.play_main if options.main else proof_play.play_job
+    undone = {job.name: job for job in jobs if units.missing(job.keys)}
+    in_processes(work, undone, options.jobs, look)
 
 
 def data_record(units: Units, data: Data, cfg: TrainConfig, options: argparse.Namespace) -> Record:

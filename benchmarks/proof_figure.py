@@ -55,7 +55,7 @@ def figure(record: Mapping) -> bytes:
         for row, data in zip(panels, record["data"], strict=True):
             for panel, size in zip(row, AXES, strict=True):
                 draw(panel, data, size)
-            row[0].set_ylabel(f"{data['name']}\n{accuracy_words(data)} (%)")
+            row[0].set_ylabel(f"{data['name']}\ntest accuracy (%)")
         handles, names = panels[0][0].get_legend_handles_labels()
         page.legend(
             handles,
@@ -90,11 +90,6 @@ def svg(page: Figure, title: str, source: str) -> bytes:
     out = io.BytesIO()
     page.savefig(out, format="svg", metadata={"Date": None, "Title": title, "Source": source})
     return out.getvalue()
-
-
-def accuracy_words(data: Mapping) -> str:
-    """What the accuracy of a record is; those from before the validation part have no other."""
-    return "test accuracy" if "validation" in data else "validation accuracy"
 
 
 def draw(panel: Axes, data: Mapping, size: str) -> None:

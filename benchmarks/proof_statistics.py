@@ -20,7 +20,7 @@ MEASURES = {
     "accuracy": "accuracy",
     "net": "accuracy - rent",
 }  # by key in the record, both in percent points
-LEVELS = MEASURES | {"validation_accuracy": "validation accuracy"}  # where a record has them
+LEVELS = MEASURES | {"validation_accuracy": "validation accuracy"}
 SIZES = ("parameters", "train_flop")
 
 
@@ -67,9 +67,7 @@ def levels(players: Mapping[str, Mapping]) -> list[Level]:
     found = []
     for name, numbers in players.items():
         means = {
-            measure: iqm_interval(seed_means(numbers[measure]), CONFIDENCE)
-            for measure in LEVELS
-            if measure in numbers
+            measure: iqm_interval(seed_means(numbers[measure]), CONFIDENCE) for measure in LEVELS
         }
         sizes = {size: mean_interval(seed_means(numbers[size]), CONFIDENCE) for size in SIZES}
         found.append(Level(name, means, sizes))
@@ -134,5 +132,5 @@ def main_runs(grown: Sequence[Sequence[float]], control: Sequence[Sequence[float
         differences=differences,
         over_hosts=mean_interval([a - b for a, b in pairs], CONFIDENCE),
         over_seeds=mean_interval(differences, CONFIDENCE),
-        ahead=sum(one > 0 for one in differences),
+        ahead=sum(difference > 0 for difference in differences),
     )

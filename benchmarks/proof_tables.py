@@ -24,7 +24,7 @@ COST = "parameters | training GFLOP per host"
 
 def proof(records: Records) -> list[str]:
     """All proofs, that of the declared experiment first, under its figure."""
-    ordered = sorted(records, key=lambda one: (one["name"] != DECLARED, one["name"]))
+    ordered = sorted(records, key=lambda record: (record["name"] != DECLARED, record["name"]))
     shown = [f"![Accuracy against parameters and against training FLOP]({FIGURE})", ""]
     lines = shown if ordered and ordered[0]["name"] == DECLARED else []
     return lines + [line for record in ordered for line in proof_lines(record)]
@@ -43,11 +43,11 @@ SHORT = {  # players of the README's table, in its words
 def result(records: Records) -> list[str]:
     """The declared proof for a screen: accuracy by data set, size and cost on the first."""
     found: list[str] = []
-    for record in (one for one in records if one["name"] == DECLARED):
+    for record in filter(lambda record: record["name"] == DECLARED, records):
         by_data = [{row.player: row for row in levels(data["players"])} for data in record["data"]]
         lines: list[Line] = []
         for player, words in SHORT.items():
-            accuracies = (bounds(one[player].means["accuracy"]) for one in by_data)
+            accuracies = (bounds(rows[player].means["accuracy"]) for rows in by_data)
             lines.append((words, *accuracies, *cost(by_data[0][player], ",.0f")))
         titles = " | ".join(f"test accuracy on {data['name']} (%)" for data in record["data"])
         over = f"interquartile mean over {len(record['seeds'])} random seeds [95 % t interval]"
@@ -70,8 +70,8 @@ def proof_lines(record: Mapping) -> list[str]:
         lines += [
             f"**{data['name']}** ({parts_words(data)}), "
             f"{record['experiment']}{given}: {len(record['seeds'])} random seeds of {hosts} hosts, "
-            f"{record['train_images']:,} training images per host, accuracy on "
-            f"{measured_on(data)}.",
+            f"{record['train_images']:,} training images per host, accuracy on all test images, "
+            f"validation accuracy on {data['val_images']:,} images.",
             "",
             *level_table(levels(data["players"])),
             *comparison_table(comparisons(data["players"])),
@@ -92,23 +92,15 @@ def proof_lines(record: Mapping) -> list[str]:
 
 
 def parts_words(data: Mapping) -> str:
-    """The parts of a data set; records from before it had a validation part have two."""
-    validation = f", {data['validation']:,} validation" if "validation" in data else ""
-    return f"{data['train']:,} training{validation} and {data['test']:,} test images"
-
-
-def measured_on(data: Mapping) -> str:
-    """The images of an accuracy: all test images, or those that the run saw as it went."""
-    if "validation" not in data:
-        return f"{data['val_images']:,} images"
-    return f"all test images, validation accuracy on {data['val_images']:,} images"
+    """The parts of a data set."""
+    train, validation, test = (data[part] for part in ("train", "validation", "test"))
+    return f"{train:,} training, {validation:,} validation and {test:,} test images"
 
 
 def level_table(rows: list[Level]) -> list[str]:
     """Every player: interquartile means over seeds of what it reached, means of what it cost."""
     lines = [(row.player, *map(bounds, row.means.values()), *cost(row, ",.1f")) for row in rows]
-    shown = {key: title for key, title in LEVELS.items() if key in rows[0].means}
-    titles = (f"{title} (%)" if "accuracy" in key else title for key, title in shown.items())
+    titles = (f"{title} (%)" if "accuracy" in key else title for key, title in LEVELS.items())
     return markdown(f"player | {' | '.join(titles)} | {COST}", lines)
 
 

@@ -4,8 +4,7 @@ typed by hand.
 Records in, lines out; benchmarks/table.py prints them and writes them into the pages.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping
 
 from benchmarks import family_tables, price_tables, proof_tables
 from benchmarks.records import Line, Records, markdown, place
@@ -13,6 +12,7 @@ from benchmarks.text import table as text_table
 from benchmarks.timing import COLUMNS
 
 Section = Callable[[Records], list[str]]
+OPPONENTS = {"baseline": "plain loop", "bare": "bare hosts"}
 
 
 def sides(records: Records) -> list[str]:
@@ -30,29 +30,18 @@ def sides(records: Records) -> list[str]:
 
 
 def opponents(records: Records) -> list[str]:
-    """Engine beside the plain loop, a row per point."""
+    """The engine beside each loop, a row per point."""
     rows: list[Line] = []
-    for record, point, ratio in points_with(records, "baseline"):
-        engine, loop = (last_column(point["sides"][name]) for name in ("engine", "baseline"))
-        both = f"{engine['eps']:.1f}", f"{engine['images_per_second']:,.0f}", f"{loop['eps']:.1f}"
-        layout = layout_cell(point["sides"]["baseline"])
-        ratios = (ratio_cell(ratio[name]) for name in ("training", "validation", "all"))
-        rows.append((work_cell(record, point), *both, layout, *ratios))
-    speeds = "engine, EPS | images/s | plain loop, EPS"
+    for opponent, words in OPPONENTS.items():
+        for record, point, ratio in points_with(records, opponent):
+            engine, loop = (last_column(point["sides"][name]) for name in ("engine", opponent))
+            both = f"{engine['eps']:.1f}", f"{engine['images_per_second']:,.0f}", words
+            layout = f"{loop['eps']:.1f}", layout_cell(point["sides"][opponent])
+            ratios = (ratio_cell(ratio[name]) for name in ("training", "validation", "all"))
+            rows.append((work_cell(record, point), *both, *layout, *ratios))
+    speeds = "engine, EPS | images/s | beside | its EPS"
     columns = "training | + validation | whole cycle"
     return markdown(f"work | {speeds} | laid out as | {columns}", rows)
-
-
-def bare(records: Records) -> list[str]:
-    """The engine's whole cycle beside hosts alone."""
-    rows: list[Line] = []
-    for record, point, ratio in points_with(records, "bare"):
-        sides = point["sides"]
-        speeds = (f"{last_column(sides[name])['eps']:.1f}" for name in ("engine", "bare"))
-        layout = layout_cell(sides["bare"])
-        rows.append((work_cell(record, point), *speeds, layout, ratio_cell(ratio["all"])))
-    heads = "work | engine, EPS | bare hosts, EPS | laid out as | bare hosts over engine"
-    return markdown(heads, rows)
 
 
 def within(records: Records) -> list[str]:
@@ -90,37 +79,20 @@ def shares(records: Records) -> list[str]:
 
 
 def origins(records: Records) -> list[str]:
-    """What the figures were taken with, works that have it in common in one line."""
+    """What the figures were taken with, a line per work."""
     lines = []
-    for text, group in groupby(records, origin_of):
-        members = list(group)
-        busy = [
-            one["busy"]["other_cores"] for one in members if one["busy"]["other_cores"] is not None
-        ]
-        most = [one["limits"] for one in members if one["limits"]]
-        if most:
-            text += (
-                f"; at most {span([one['gflops'] for one in most])} GFLOP/s and "
-                f"{span([one['gb_per_second'] for one in most])} GB/s"
-            )
-        if busy:
-            text += f"; other processes used up to {max(busy):.2f} cores"
-        lines.append(f"- {', '.join(one['name'] for one in members)}: {text}")
+    for record in records:
+        engine = record["points"][0]["sides"].get("engine", {})
+        limits, others = record["limits"], record["busy"]["other_cores"]
+        parts = [place(record), f"{record['settings']['repeats']} turns"]
+        parts += [f"kernels {engine['kernels']}"] * ("kernels" in engine)
+        if limits:
+            most = f"{limits['gflops']:.0f} GFLOP/s and {limits['gb_per_second']:.0f} GB/s"
+            parts.append(f"at most {most}")
+        if others is not None:
+            parts.append(f"{others:.2f} cores of other processes")
+        lines.append(f"- {record['name']}: {', '.join(parts)}")
     return lines
-
-
-def origin_of(record: Mapping) -> str:
-    """Date, commit, machine and kernels of a record of benchmarks/eps.py."""
-    side = record["points"][0]["sides"].get("engine", {})
-    kernels = f", kernels {side['kernels']}" if "kernels" in side else ""
-    return f"{place(record)}{kernels}, {record['settings']['repeats']} turns"
-
-
-def span(values: Sequence[float]) -> str:
-    """Least and most, as one number where they are one."""
-    low = f"{min(values):.0f}"
-    high = f"{max(values):.0f}"
-    return low if low == high else f"{low} to {high}"
 
 
 def sleepers(record: Mapping) -> list[str]:
@@ -208,8 +180,9 @@ def work_cells(record: Mapping, point: Mapping) -> tuple[str, ...]:
 
 def layout_cell(side: Mapping) -> str:
     """How a loop used the cores, the quickest way found."""
-    own = f"{side['processes']} processes of one thread" + ", a core each" * side["pinned"]
-    text = own if side["processes"] > 1 else f"{side['threads']} threads"
+    text = f"{side['threads']} threads"
+    if side["processes"] > 1:
+        text = f"{side['processes']} processes of one thread" + ", a core each" * side["pinned"]
     return f"{text}, {side['how']}" if "how" in side else text
 
 
@@ -231,7 +204,7 @@ def speed(records: Records) -> list[str]:
     measured: dict[str, list[str]] = {}  # by place, its works
     ratios = {
         name: {work_cell(*both): ratio["all"] for *both, ratio in points_with(records, name)}
-        for name in ("baseline", "bare")
+        for name in OPPONENTS
     }
     for record in records:
         for point in record["points"]:
@@ -246,8 +219,8 @@ def speed(records: Records) -> list[str]:
     heads += " | validation passes (K) | seeds per host | env-steps/s | time of a step of all hosts"
     heads += " (ms, 95th percentile) | speed-up over a plain loop | speed-up over bare hosts"
     notes = [
-        f"Measured: {', '.join(dict.fromkeys(works)) + ': ' if len(measured) > 1 else ''}{one}."
-        for one, works in measured.items()
+        f"Measured: {', '.join(dict.fromkeys(works)) + ': ' if len(measured) > 1 else ''}{words}."
+        for words, works in measured.items()
     ]
     return [*markdown(heads, rows), *notes]
 
@@ -255,7 +228,6 @@ def speed(records: Records) -> list[str]:
 EPS: dict[str, Section] = {
     "speed": speed,
     "opponents": opponents,
-    "bare": bare,
     "within": within,
     "shares": shares,
     "origins": origins,

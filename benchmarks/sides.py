@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from rich.console import Console
 
-from benchmarks.eps_config import EpsConfig, second_start, train_config
+from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import count_syncs, wait_for
 from benchmarks.opponents import LoopSide
 from benchmarks.timing import COLUMNS, LIVE_ALPHA, BenchmarkError, Timing, in_columns
@@ -72,7 +72,10 @@ class EngineSide:
         """Builds everything; `warm_up` must come before the first timing."""
         self.cfg = cfg
         self.device = resolve_device(cfg.device)
-        train = replace(train_config(cfg), compute=second_start(cfg.compute, self.device.type))
+        train = train_config(cfg)
+        if cfg.compute.compile == "auto" and self.device.type == "cpu":
+            # as at the second start of a run, before which step kernels were compiled
+            train = replace(train, compute=replace(cfg.compute, compile="on"))
         self.threads = apply_threads(self.cfg.compute.threads)
         self.world = build_world(train, self.device)
         player = build_player(train, self.world)

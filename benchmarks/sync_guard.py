@@ -155,7 +155,7 @@ class _Functions(TorchFunctionMode):
         on_host = bool(args) and self.guard.is_on_host(args[0])
         copies = _goes_to_host(func, args, kwargs)
         moves = self.guard.moves and _names_device(func, args, kwargs)
-        reads = any(func is one for one in READS)
+        reads = any(func is read for read in READS)
         if (copies or reads or moves) and not on_host:
             self.guard.report(f"Tensor.{func.__name__}")
         if moves and on_host and not copies and not kwargs.get("non_blocking"):
@@ -180,5 +180,5 @@ def _goes_to_host(func: Callable[..., object], args: tuple, kwargs: dict) -> boo
 def _names_device(func: Callable[..., object], args: tuple, kwargs: dict) -> bool:
     """A move to a device given as an object: on a CPU none tells the host's from the tensors'."""
     return func is Tensor.to and any(
-        isinstance(one, torch.device) for one in (*args[1:], kwargs.get("device"))
+        isinstance(given, torch.device) for given in (*args[1:], kwargs.get("device"))
     )

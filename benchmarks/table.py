@@ -1,14 +1,13 @@
-"""The tables of README.md and of three pages of docs/, from the records in benchmarks/results/.
+"""The tables of the pages, from the records in benchmarks/results/.
 
-    python -m benchmarks.table          print them
-    python -m benchmarks.table --write README.md docs/numbers.md docs/environments.md docs/text.md
-                                        put each between its marks
+    python -m benchmarks.table                  print them
+    python -m benchmarks.table --write PAGE...  put each between its marks
 
-Marks are <!-- table: NAME --> and <!-- end -->; proof.svg goes beside its page.
+docs/numbers.md names the pages. Marks are <!-- table: NAME --> and <!-- end -->; proof.svg goes
+beside its page.
 
 Of every file the newest record counts that was made of a commit by the present method of measuring;
-of learning all. What is left out is said on stderr, and which speeds are of code that has changed
-since. Ends with status 2 where a mark is missing.
+of learning all. What is left out is said on stderr. Ends with status 2 where a mark is missing.
 """
 
 import argparse
@@ -17,14 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.learning import learning
-from benchmarks.machine import changed_since
 from benchmarks.proof_figure import figure
 from benchmarks.proof_tables import DECLARED, FIGURE
 from benchmarks.records import RESULTS, kept, newest
 from benchmarks.sections import EPS, OTHERS
 from benchmarks.timing import BenchmarkError
 
-SPEEDS = ("eps", "sleepers", "kernels")  # kinds of records
 NOTHING = "No record of a commit by the present method."
 
 Sections = dict[str, list[str]]
@@ -42,16 +39,6 @@ def sections(folder: Path) -> tuple[Sections, list[str]]:
         if name.startswith("learn_"):
             found[name] = learning(of_file)
     return {name: trimmed(lines) or [NOTHING] for name, lines in found.items()}, refused
-
-
-def outdated(folder: Path) -> list[str]:
-    """Speeds that count but are of code that has changed since."""
-    records = [record for kind in SPEEDS for record in newest(folder, kind)[0]]
-    return [
-        f"{record.get('name', record['benchmark'])}: the code has changed since {record['commit']}"
-        for record in records
-        if changed_since(record["commit"])
-    ]
 
 
 def figure_of(folder: Path) -> bytes | None:
@@ -93,8 +80,6 @@ def main(arguments: list[str] | None = None) -> int:
     found, refused = sections(options.results)
     for line in refused:
         print(f"left out: {line}", file=sys.stderr)
-    for line in outdated(options.results):
-        print(f"outdated: {line}", file=sys.stderr)
     if options.write is None:
         print("\n\n".join(f"{name}:\n\n" + "\n".join(lines) for name, lines in found.items()))
         return 0

@@ -1,6 +1,7 @@
 """What a timing of one side of a benchmark is made of: seconds by column and by phase."""
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from esper_soa.system.errors import UserError
@@ -25,9 +26,16 @@ class Timing(NamedTuple):
     phases: dict[str, float]
 
     @property
-    def total(self) -> float:
-        """Everything that the side does."""
-        return sum(self.columns.values())
+    def figures(self) -> dict[str, float]:
+        """Seconds by column, each with those before it; "all" of everything, "alone" of policy and
+        state machine.
+        """
+        present = [column for column in COLUMNS if column in self.columns]
+        sums = accumulate(self.columns[column] for column in present)
+        found = dict(zip(present, sums, strict=True))
+        found["all"] = found[present[-1]]
+        alone = self.columns.get(COLUMNS[2])
+        return found if alone is None else found | {"alone": alone}
 
 
 def in_columns(

@@ -6,17 +6,15 @@ A folder belongs to one set of facts (code, settings, versions), by whose hash i
 
 import hashlib
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
-from benchmarks.processes import ROOT, in_processes
+from benchmarks.processes import ROOT
 from esper_soa.system.files import write_text
 from esper_soa.training.files.claims import lock_folder
 from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.results.progress import duration
 
 WORDS = ("commit", "settings_given")  # facts that decide nothing: code and settings do
 CODE = ("esper_soa", "configs", "benchmarks/proof_play.py")  # that decides results
@@ -72,38 +70,3 @@ def opened(top: Path, facts: Mapping) -> Iterator[Units]:
     with lock_folder(RunFolder(folder)):
         write_text(folder / "facts.json", json.dumps(facts, indent=2) + "\n")
         yield Units(folder)
-
-
-class UnitsJob(Protocol):
-    """What makes some units."""
-
-    @property
-    def name(self) -> str:
-        """In words."""
-
-    @property
-    def keys(self) -> list[Key]:
-        """Of its units."""
-
-
-Job = TypeVar("Job", bound=UnitsJob)
-
-
-def play_jobs(
-    work: Callable[[Job], object], jobs: Sequence[Job], units: Units, at_once: int
-) -> None:
-    """work(job) for the jobs of which a unit is missing, in processes; says how far they are."""
-    keys = [key for job in jobs for key in job.keys]
-    left = len(units.missing(keys))
-    begun = time.monotonic()
-    first = left
-    print(f"{left} of {len(keys)} units are left, in {at_once} processes", flush=True)
-
-    def look() -> None:
-        nonlocal left
-        before, left = left, len(units.missing(keys))
-        if left < before:
-            seconds = (time.monotonic() - begun) / (first - left) * left
-            print(f"{left} of {len(keys)} units are left, some {duration(seconds)}", flush=True)
-
-    in_processes(work, {job.name: job for job in jobs if units.missing(job.keys)}, at_once, look)

@@ -12,7 +12,6 @@ from benchmarks import machine
 from benchmarks.proof_figure import figure, stamp
 from benchmarks.proof_tables import DECLARED, FIGURE
 from benchmarks.records import METHOD, RESULTS, check_folder, keep, newest
-from benchmarks.sections import origins, span
 from benchmarks.table import NOTHING, main, sections, written
 from benchmarks.timing import BenchmarkError
 
@@ -131,33 +130,3 @@ def test_files_that_differ_from_the_commit_show_but_for_results(tmp_path: Path) 
     assert machine.git_commit(tmp_path) == commit
     code.write_text("2\n")
     assert machine.git_commit(tmp_path) == commit + "+"
-    assert not machine.changed_since(commit, tmp_path)
-    (tmp_path / "esper_soa").mkdir()
-    (tmp_path / "esper_soa" / "new.py").write_text("")
-    git("add", "esper_soa")
-    assert machine.changed_since(commit, tmp_path)
-    assert machine.changed_since("1234567", tmp_path)  # no commit of this repository
-
-
-# --- sections
-
-
-def test_works_measured_alike_share_a_line_of_origin() -> None:
-    def made(name: str, commit: str, gflops: float) -> dict:
-        facts = {"cpu": "a processor", "cores": 2, "torch": "2"}
-        return record(commit) | {
-            "name": name,
-            "machine": facts,
-            "settings": {"repeats": 5},
-            "busy": {"other_cores": 0.01},
-            "limits": {"gflops": gflops, "gb_per_second": 40.0},
-            "points": [{"sides": {"engine": {"kernels": "ours"}}}],
-        }
-
-    alike = [made("a", "1111111", 150), made("b", "1111111", 160)]
-    lines = origins([*alike, made("c", "2222222", 150)])
-    assert len(lines) == 2
-    place = "a processor, 2 cores, torch 2, kernels ours, 5 turns"
-    assert lines[0].startswith(f"- a, b: 2026-01-01, commit 1111111, {place}")
-    assert "at most 150 to 160 GFLOP/s and 40 GB/s" in lines[0]
-    assert span([3.0, 3.2]) == "3"
