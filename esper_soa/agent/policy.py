@@ -241,7 +241,7 @@ class RecurrentPolicy(nn.Module):
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
     ) -> tuple[Decision, Memory, Tensor]:
         """`act_with_probabilities` from those parts of a View; noise float32 [N, 8]."""
-        slots, features = self._encode(observation.features, observation.blueprints)
+        slots, features = self.encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
         numbers = dict(zip(HEAD_NAMES, noise.unbind(-1), strict=True))
         floors = dict(zip(HEAD_NAMES, self.floors, strict=True))
@@ -281,7 +281,7 @@ class RecurrentPolicy(nn.Module):
         The masks follow from the sampled op, and later heads are given the sampled op or slot, so
         that on unchanged weights the log-probabilities are those of `act`.
         """
-        slots, features = self._encode(rows.features, rows.blueprints)
+        slots, features = self.encode(rows.features, rows.blueprints)
         x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
         least = self.lstm.hidden // 2  # outputs of the products below
         with_op = shared(torch.cat([x, indicators(rows.action.op, x)], dim=-1), least)
@@ -314,7 +314,7 @@ class RecurrentPolicy(nn.Module):
         env, slots = features.tensor_split(self.sizes[:1], dim=-1)
         return env, slots.unflatten(-1, (-1, NUM_SLOT_FEATURES))
 
-    def _encode(self, features: Tensor, blueprints: Tensor) -> tuple[Tensor, Tensor]:
+    def encode(self, features: Tensor, blueprints: Tensor) -> tuple[Tensor, Tensor]:
         """Encodings of the slots [..., S, W] and LSTM input [..., F'], from raw features and
         blueprint codes [..., S], of which -1 takes the last embedding.
         """

@@ -145,7 +145,7 @@ class Learner:
         firsts = [before + self.reduction.first_env for before in accumulate([0, *sizes[:-1]])]
         resets = [self.reduction.gather([rollout.rows.reset], dim=1)[0] for rollout in rollouts]
         starts = [segment_starts(reset) for reset in resets]
-        batches, summary = self._prepare_(*rollouts)
+        batches, summary = self.prepare_(*rollouts)
         weights = torch.tensor(plan.weights, dtype=torch.float32)
         on_device = objective.Coefficients(*weights.to(self.device, non_blocking=True).unbind())
         step = partial(self._step_, plan, starts)
@@ -154,12 +154,12 @@ class Learner:
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(plan.epochs):
-            for minibatch in self._minibatches(sizes, minibatches, epoch):
+            for minibatch in self.minibatches(sizes, minibatches, epoch):
                 if self._ended(stopped):
                     history.append(history[-1] | dict.fromkeys(PASS_FLAGS, stopped & False))
                     continue
                 parts = [
-                    (batch.of(envs - first), self._noise(rollout, envs, epoch))
+                    (batch.of(envs - first), self.dropout_noise(rollout, envs, epoch))
                     for batch, rollout, first, envs in zip(
                         batches, rollouts, firsts, minibatch, strict=True
                     )
@@ -176,7 +176,7 @@ class Learner:
         self._count_(report)
         return report
 
-    def _prepare_(self, *rollouts: Rollout) -> tuple[list[objective.Batch], Metrics]:
+    def prepare_(self, *rollouts: Rollout) -> tuple[list[objective.Batch], Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
         each = [self.reduction.gather(GatheredRollout.of(part), dim=1) for part in rollouts]
         all_rows = GatheredRollout(*(torch.cat(parts, 1) for parts in zip(*each, strict=True)))
@@ -215,7 +215,7 @@ class Learner:
         ]
         return batches, summary
 
-    def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:
+    def minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:
         """Envs int64 of this process by minibatch and rollout, in a new order per epoch.
 
         Drawn on the host, where to count them makes nobody wait for a device. sizes: envs of each
@@ -231,7 +231,7 @@ class Learner:
             columns.append(local.split([len(part) for part in parts]))
         return [list(minibatch) for minibatch in zip(*columns, strict=True)]
 
-    def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
+    def dropout_noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
         """Uniform float32 [T, n, H / 2] for dropout of these envs; each env has its own numbers."""
         units = self.policy.lstm.hidden // 2
         keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs=envs)

@@ -70,7 +70,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class _CachedStep(Generic[Step]):
+class CachedStep(Generic[Step]):
     """A step, how often each variant has run, and the graphs of those that were captured."""
 
     step: Step
@@ -144,17 +144,17 @@ class StepCache(Generic[Step]):
         self.capacity = MOST_GRAPHS
         self.part = part
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
-        self._cached: OrderedDict[Hashable, _CachedStep[Step]] = OrderedDict()
+        self._cached: OrderedDict[Hashable, CachedStep[Step]] = OrderedDict()
         self._recorder = GraphRecorder(device) if capture else None
 
     def run_(self, key: Hashable, fresh: Step, variants: Sequence[int]) -> Step:
         """Do `fresh` once for each of `variants`; the step that is returned has the results."""
-        entry = self._cached.setdefault(key, _CachedStep(fresh))
+        entry = self._cached.setdefault(key, CachedStep(fresh))
         self._cached.move_to_end(key)
         if entry.step is not fresh:
             copy_all_(entry.step.buffers(), fresh.buffers())
         for variant in variants:
-            self._advance_(entry, variant)
+            self.advance_(entry, variant)
         while len(self._cached) > self.capacity:
             self._cached.popitem(last=False)
             self.counts["dropped"] += 1
@@ -164,7 +164,7 @@ class StepCache(Generic[Step]):
         """Whether a step is kept under this key."""
         return key in self._cached
 
-    def _advance_(self, entry: _CachedStep[Step], variant: int) -> None:
+    def advance_(self, entry: CachedStep[Step], variant: int) -> None:
         done = "replayed"
         step = partial(entry.step.step_, variant)
         if self._recorder and variant not in entry.graphs and entry.runs[variant] >= WARM_UPS:

@@ -25,13 +25,13 @@ def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -
     """What `learner.update` should do to the policy that `adam` has, by torch's optimiser."""
     config = learner.config
     policy = learner.policy
-    before = copy.copy(learner)  # _prepare_ replaces the normalisers of the copy alone
-    (batch,), _ = before._prepare_(rollout)
+    before = copy.copy(learner)  # prepare_ replaces the normalisers of the copy alone
+    (batch,), _ = before.prepare_(rollout)
     weights = coefficients(config, learner.train_steps, learner.total_updates)
     for epoch in range(config.epochs):
-        for (envs,) in learner._minibatches([NUM_ENVS], learner.config.minibatches, epoch):
+        for (envs,) in learner.minibatches([NUM_ENVS], learner.config.minibatches, epoch):
             rows = batch.of(envs)
-            noise = learner._noise(rollout, envs, epoch)
+            noise = learner.dropout_noise(rollout, envs, epoch)
             evaluation = policy.evaluate(rows.rows, segment_starts(rollout.rows.reset), noise)
             loss, _ = total_loss([(evaluation, rows)], config, weights, head_tables(config, CPU))
             adam.zero_grad()
@@ -130,7 +130,7 @@ def test_entropy_multiplier_floor_and_penalty_belong_to_their_head(head: str) ->
 def noise_of(learner: Learner, rounds: int, epoch: int, envs: list[int]) -> Tensor:
     learner.rounds = rounds
     rollout = random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=0)
-    return learner._noise(rollout, torch.tensor(envs), epoch)
+    return learner.dropout_noise(rollout, torch.tensor(envs), epoch)
 
 
 def test_dropout_never_repeats_over_rounds_epochs_envs_env_steps_and_units() -> None:
@@ -169,7 +169,7 @@ def test_minibatches_are_drawn_anew_in_every_epoch_and_round_and_by_the_seed() -
     for seed, rounds, epoch in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)):
         learner = learner_of(seed, minibatches=3)
         learner.rounds = rounds
-        pieces = [piece for (piece,) in learner._minibatches([10], 3, epoch)]
+        pieces = [piece for (piece,) in learner.minibatches([10], 3, epoch)]
         assert [len(piece) for piece in pieces] == [4, 3, 3]
         order = torch.cat(pieces).tolist()
         assert sorted(order) == list(range(10))
@@ -187,9 +187,9 @@ class LaterHalf(Reduction):
 def test_the_envs_of_a_process_are_counted_without_a_read_of_the_device() -> None:
     learner = learner_of(0, minibatches=2)
     learner.reduction = LaterHalf()
-    wanted = torch.cat([piece for (piece,) in learner._minibatches([10], 2, 0)])
+    wanted = torch.cat([piece for (piece,) in learner.minibatches([10], 2, 0)])
     learner.device = torch.device("meta")  # where every read raises
-    found = [piece for (piece,) in learner._minibatches([10], 2, 0)]
+    found = [piece for (piece,) in learner.minibatches([10], 2, 0)]
     assert sum(len(piece) for piece in found) == len(wanted) == 5
     assert {piece.device.type for piece in found} == {"meta"}
 
@@ -207,10 +207,3 @@ def test_a_unit_is_dropped_below_a_tenth_and_kept_from_there_on() -> None:
     torch.testing.assert_close(told(0.1), all_kept)
     torch.testing.assert_close(told(1.0), all_kept)
     torch.testing.assert_close(told(0.0999), predictor.output(torch.zeros(1, 8), slots))
-
-
-def test_a_step_without_a_gradient_among_others_skips_no_update() -> None:
-    learner = learner_of(epochs=1)
-    learner.skipped = 1
-    learner._count_({"steps": 5.0, "not_finite_steps": 1.0})
-    assert (learner.train_steps, learner.skipped) == (1, 0)

@@ -62,7 +62,7 @@ RETURNS = torch.tensor([[2.375, -1.0], [4.5, -10.0]])  # advantages plus values
 def test_values_count_by_the_old_scale_and_targets_by_the_new_one() -> None:
     learner = learner_of()
     known_scale(learner, mean=1.0, scale=4.0)
-    (batch,), summary = learner._prepare_(cut_and_rolled_back())
+    (batch,), summary = learner.prepare_(cut_and_rolled_back())
     # returns: mean -4.125 / 4, population variance 126.890625 / 4 - 1.0634766
     mean = -1.03125
     var = 30.6591797
@@ -80,7 +80,7 @@ def test_values_count_by_the_old_scale_and_targets_by_the_new_one() -> None:
 def test_advantages_are_normalised_with_the_population_deviation_of_all_envs_together() -> None:
     learner = learner_of()
     known_scale(learner, mean=1.0, scale=4.0)
-    (batch,), summary = learner._prepare_(cut_and_rolled_back())
+    (batch,), summary = learner.prepare_(cut_and_rolled_back())
     # mean -9.125 / 4 = -2.28125; squares 7.0556641 + 7.3916016 + 33.4228516 + 32.7041016, over 4
     deviation = (80.5742188 / 4) ** 0.5
     torch.testing.assert_close(batch.advantages, (ADVANTAGES + 2.28125) / deviation)
@@ -93,7 +93,7 @@ def test_the_summary_judges_the_values_that_were_predicted() -> None:
     known_scale(learner, mean=1.0, scale=4.0)
     # deviation 3
     learner.reward = learner.reward._replace(squares=doubles(36.0), seen=doubles(5.0))
-    _, summary = learner._prepare_(cut_and_rolled_back())
+    _, summary = learner.prepare_(cut_and_rolled_back())
     values = torch.tensor([[2.0, 4.0], [1.0, -2.0]])
     assert summary["explained_variance"].item() == pytest.approx(
         1 - ((RETURNS - values).var() / RETURNS.var()).item()
@@ -106,7 +106,7 @@ def test_the_summary_judges_the_values_that_were_predicted() -> None:
 def test_the_first_returns_are_neither_scaled_before_nor_after() -> None:
     learner = learner_of()
     # four returns are too few for a scale
-    (batch,), summary = learner._prepare_(cut_and_rolled_back())
+    (batch,), summary = learner.prepare_(cut_and_rolled_back())
     # env 0: d_1 = 3 + 0.375 - 0.25, A_1 = 3.125, return 3.375; env 1: d_1 = -10 + 0.5, return -10
     torch.testing.assert_close(batch.targets[1], torch.tensor([3.375, -10.0]))
     assert summary["value_scale"].item() == 1.0
@@ -120,20 +120,20 @@ def test_the_value_after_a_rollback_counts_for_nothing_and_that_after_a_cut_coun
     other = learner_of()
     rollout = cut_and_rolled_back()
     richer = Rollout(rollout.rows, rollout.bootstrap + torch.tensor([0.0, 50.0]))
-    first = learner._prepare_(rollout)[0][0]
-    second = other._prepare_(richer)[0][0]
+    first = learner.prepare_(rollout)[0][0]
+    second = other.prepare_(richer)[0][0]
     assert torch.equal(first.targets, second.targets)
     richer = Rollout(rollout.rows, rollout.bootstrap + torch.tensor([2.0, 0.0]))
     # 2 more for env 0: half of it one env-step before, and of that half a quarter's share again,
     # 0.5 * 0.25 * 2
-    moved = learner_of()._prepare_(richer)[0][0].targets - first.targets
+    moved = learner_of().prepare_(richer)[0][0].targets - first.targets
     torch.testing.assert_close(moved, torch.tensor([[0.25, 0.0], [1.0, 0.0]]))
 
 
 def test_an_episode_that_is_neither_cut_nor_ended_has_no_value_after_it() -> None:
     rollout = cut_and_rolled_back()
     rollout.rows.truncated.fill_(False)
-    assert learner_of()._prepare_(rollout)[0][0].targets[1, 0].item() == 3.0
+    assert learner_of().prepare_(rollout)[0][0].targets[1, 0].item() == 3.0
 
 
 def test_an_episode_that_is_cut_early_has_the_value_after_it_and_nothing_behind() -> None:
@@ -141,7 +141,7 @@ def test_an_episode_that_is_cut_early_has_the_value_after_it_and_nothing_behind(
     rollout.rows.truncated[:, 0] = torch.tensor([True, False])
     rollout.rows.valid[1, 0] = False
     # 1 + 0.5 * 0.75
-    assert learner_of()._prepare_(rollout)[0][0].targets[:, 0].tolist() == [1.375, 0.0]
+    assert learner_of().prepare_(rollout)[0][0].targets[:, 0].tolist() == [1.375, 0.0]
 
 
 def test_rows_without_a_return_leave_the_value_scale_alone() -> None:
@@ -149,7 +149,7 @@ def test_rows_without_a_return_leave_the_value_scale_alone() -> None:
     rollout = cut_and_rolled_back()
     rollout.rows.reward[0, 1] = float("inf")
     rollout.rows.valid[0, 0] = False
-    learner._prepare_(rollout)
+    learner.prepare_(rollout)
     assert learner.value.seen == 2
     # 3 + 0.5 * 0.75 and -10
     assert learner.value.mean.item() == pytest.approx((3.375 - 10) / 2)

@@ -16,7 +16,7 @@ def test_an_update_of_two_rollouts_is_that_of_one_with_the_envs_of_both() -> Non
     one, two = learner_of(**ppo), learner_of(**ppo)
     for learner in (one, two):
         # no unit is dropped: dropout goes by the numbers of envs
-        learner._noise = lambda rollout, envs, epoch: torch.ones(4, len(envs), 16)  # type: ignore
+        learner.dropout_noise = lambda rollout, envs, epoch: torch.ones(4, len(envs), 16)  # type: ignore
     rollouts = [random_rollout(one.policy, 4, envs, seed=envs) for envs in (3, 5)]
     rows = torch.cat([rollout.rows for rollout in rollouts], 1)
     whole = Rollout(rows, torch.cat([rollout.bootstrap for rollout in rollouts]))
@@ -52,10 +52,10 @@ def test_a_policy_for_other_slots_has_the_weights_and_statistics_of_the_first() 
 
 
 def test_minibatches_have_envs_of_every_rollout_each_once() -> None:
-    minibatches = learner_of()._minibatches([4, 6], 2, 0)
+    minibatches = learner_of().minibatches([4, 6], 2, 0)
     assert [[len(envs) for envs in parts] for parts in minibatches] == [[2, 3], [2, 3]]
     columns = [torch.cat(parts).tolist() for parts in zip(*minibatches, strict=True)]
     assert [sorted(column) for column in columns] == [list(range(4)), list(range(4, 10))]
-    alike = learner_of()._minibatches([6, 6], 1, 0)
+    alike = learner_of().minibatches([6, 6], 1, 0)
     first, second = (envs.tolist() for envs in alike[0])
     assert first != [env - 6 for env in second]

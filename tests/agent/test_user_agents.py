@@ -10,20 +10,16 @@ import pytest
 import torch
 
 from esper_soa.agent.scripted import (
-    HeuristicMemory,
-    HeuristicPolicy,
-    _next_blueprint,
     as_decision,
     seed_action,
 )
 from esper_soa.agent.user_agents import CheckedAgent
-from esper_soa.config.agent import HeuristicConfig, ImitationConfig
+from esper_soa.config.agent import ImitationConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.training.loop.players import build_player
-from esper_soa.vocabulary import Blueprint
 from tests.builders.equal_runs import CPU, assert_equal_runs, settings
 from tests.builders.tiny_runs import fresh, resumed
 from tests.builders.tiny_world import tiny_world
@@ -113,17 +109,3 @@ def test_an_own_agent_is_told_of_its_surroundings(monkeypatch: pytest.MonkeyPatc
     agent = rule_player(cfg, "my_parts.agents:patient", "policy.name")
     assert agent.agent.steps == cfg.steps  # type: ignore[attr-defined]
     assert agent.start(3, CPU)[0].tolist() == [0, 0, 0]
-
-
-def test_the_heuristic_germinates_own_blueprints_by_their_codes() -> None:
-    rotation = [f"{HERE}:twice", "norm", f"{HERE}:grouped"]
-    cfg = HeuristicConfig(blueprint_rotation=rotation)
-    heuristic = HeuristicPolicy(cfg, ["norm", f"{HERE}:grouped", f"{HERE}:twice"])
-    memory = HeuristicMemory(*heuristic.start(1, CPU))
-    assert memory.penalties.shape == (1, 15)
-    met = []
-    for _ in rotation:
-        blueprint, turned = _next_blueprint(memory, cfg, heuristic.names)
-        memory = memory._replace(rotation=turned)
-        met.append(blueprint.item())
-    assert met == [14, Blueprint.NORM, 13]

@@ -80,13 +80,13 @@ class Watched(StepCache):
         super().__init__(capture=False)
         self.launches = launches
 
-    def _advance_(self, kept: object, variant: int) -> None:
+    def advance_(self, kept: object, variant: int) -> None:
         step = kept.step  # type: ignore[attr-defined]
         counts = self.launches.counts
         places = [buffer.data_ptr() for buffer in step.buffers()]
         before = counts.copy()
         with SyncGuard():
-            super()._advance_(kept, variant)  # type: ignore[arg-type]
+            super().advance_(kept, variant)  # type: ignore[arg-type]
         assert [buffer.data_ptr() for buffer in step.buffers()] == places
         self.launches.steps.append(Within(_name(step), counts - before))
         counts.clear()

@@ -33,13 +33,13 @@ def bundle() -> str:
     try:
         folder = open_cache()
     except FolderError:
-        return _build_program()
+        return build_program()
     path = folder / f"vega_{metadata.version(PACKAGE)}.js"
     with suppress(OSError, UnicodeDecodeError):
         first, _, content = path.read_bytes().decode().partition("\n")
         if first == _digest(content):
             return content
-    program = _build_program()
+    program = build_program()
     with suppress(OSError):
         write_text(path, f"{_digest(program)}\n{program}")
     return program
@@ -49,6 +49,6 @@ def _digest(program: str) -> str:
     return f"// sha256 {hashlib.sha256(program.encode()).hexdigest()}"
 
 
-def _build_program() -> str:
+def build_program() -> str:
     """The program, put together by vl-convert; nothing in it ends the script element."""
     return str(import_module(MODULE).javascript_bundle()).replace("</script", "<\\/script")

@@ -68,7 +68,7 @@ class EpisodeRunner:
         self.metrics = MetricsAccumulator(
             world.rules, num_envs, world.sizes.train_samples, kernels=world.kernels
         )
-        self.rollout = _rollout(world, player)
+        self.rollout = rollout_of(world, player)
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = request.recorder
         self.recorder.begin(request.number + 1)
@@ -95,7 +95,7 @@ class EpisodeRunner:
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None:
-            row = _row(observed, decision, result, truncated=env.truncated)
+            row = row_of(observed, decision, result, truncated=env.truncated)
             if ended is not None:
                 row = select(ended, self.rollout.rows[step], row)
             write_(self.rollout, step, row)
@@ -161,7 +161,7 @@ def play_round(world: World, player: Player, request: Round) -> tuple[RoundResul
     return episode.finish()
 
 
-def _rollout(world: World, player: Player) -> Rollout | None:
+def rollout_of(world: World, player: Player) -> Rollout | None:
     if player.learner is None:
         return None
     shape = world.rules.nets.shape
@@ -178,7 +178,7 @@ def _rollout(world: World, player: Player) -> Rollout | None:
     return rollout._replace(taught=taught)
 
 
-def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
+def row_of(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
     """The row of one env-step that the learner keeps.
 
     truncated: bool [N], episodes that end here; `finish` takes out those that terminate. A rollback

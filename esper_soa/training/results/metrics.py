@@ -160,7 +160,7 @@ class MetricsAccumulator:
         self, state: EnvState, reduction: Reduction = ALL_ENVS, settings: EnvSettings = NO_SETTINGS
     ) -> RoundResult:
         """One packed copy to the host at the end of a round (`state`), of all envs of the run."""
-        values = _reduce_values(_to_host(self._sums(state)), reduction)
+        values = _reduce_values(copy_to_host(self._sums(state)), reduction)
         episodes = Outcomes(*values["ended"])
         split = self.reward.split
         modes = [] if split is None else split.modes(len(episodes.accuracy))
@@ -228,9 +228,9 @@ class MetricsAccumulator:
         by_reason = dict(zip(REASON_NAMES, map(int, stats["rollbacks"].sum(0)), strict=True))
         rollbacks = {name: by_reason[name] for name in REASON_NAMES[1:]}
         return {
-            "accuracy": _spread(episodes.accuracy),
+            "accuracy": spread_of(episodes.accuracy),
             **dict(zip(TRAINING_FIGURES, stats["training"].mean(1).tolist(), strict=True)),
-            "reward": _spread(episodes.reward),
+            "reward": spread_of(episodes.reward),
             "reward_terms": dict(zip(self.terms_by_name, stats["terms"].tolist(), strict=True)),
             "parameters": float(stats["parameters"].mean()),
             "train_flop": float(stats["flop"].mean()),
@@ -269,7 +269,7 @@ def _reduce_values(values: dict[str, Tensor], reduction: Reduction) -> dict[str,
     return sums
 
 
-def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same on the host, as float64, by one copy."""
     flat_values = torch.cat([part.flatten() for part in parts.values()]).cpu()
     pieces = flat_values.split([part.numel() for part in parts.values()])
@@ -319,7 +319,7 @@ def blueprint_record(stats: BlueprintStats, names: Sequence[str]) -> dict[str, J
     return record
 
 
-def _spread(values: Tensor) -> dict[str, float]:
+def spread_of(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 

@@ -142,74 +142,6 @@ def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str
     assert [len({*tables[name]["run"]}) for name in parts] == [6] * 5, "rows of every run"
 
 
-def test_figures_have_the_height_the_colours_and_the_words_of_what_they_draw(
-    places: dict[str, Path],
-) -> None:
-    one, several = (
-        {each["id"]: each for each in figures_in(places[name])} for name in ("run", "sweep")
-    )
-    heights = {name: figure["spec"]["height"] for name, figure in (one | several).items()}
-    # 50, and 24 a bar or 40 a row; a lane has 19, and each of two hosts two more of them
-    bars = {"shapley": 3, "terms": 3, "ops": 6, "entropy": 8, "times": 2}
-    rows = {name: 50 + 24 * count for name, count in bars.items()}
-    rows |= {"standings": 50 + 40 * 2, "blueprints": 50 + 40, "lanes": 19 * 2 * (3 + 2)}
-    assert heights == dict.fromkeys(heights, 220) | rows
-
-    def told(figure: dict) -> list[str]:
-        (*_, newest) = (layer["encoding"].get("tooltip") for layer in figure["spec"]["layer"])
-        return [field["field"] for field in newest or ()]
-
-    accuracy = ["accuracy", "accuracy_min", "accuracy_max"]
-    assert told(one["curve-accuracy"]) == ["round", *accuracy]
-    assert told(several["steps-reward"]) == ["group", "step", "step_reward", "runs"]
-    assert told(one["curve-kl"]) == ["round", "kl"]
-    for figures, time in ((one, "round"), (several, "step")):
-        (_, way, ends) = figures["cost-flop"]["spec"]["layer"]
-        fields = [[field["field"] for field in one["encoding"]["tooltip"]] for one in (way, ends)]
-        assert fields[0] == ["run", time, "accuracy", "train_gflop"]
-        assert fields[1] == ["hosts", "run", "host", "accuracy", "train_gflop"]
-    assert several["steps-accuracy"]["spec"]["description"] == "Validation accuracy"
-    for figure, title, offset in (
-        (one["curve-kl"], "round", 0),
-        (several["steps-accuracy"], "env-step", 46),
-    ):
-        (across, *_) = (layer["encoding"].get("x") for layer in figure["spec"]["layer"][1:])
-        assert (across["title"], across["axis"]["offset"]) == (title, offset)
-    lane_y = one["lanes"]["spec"]["layer"][0]["encoding"]["y"]
-    axis = {"labelExpr": '["r0c0", "r0c1", "r0c2"][round(-datum.value - 0.55) % 5 - 2]'}
-    axis |= {"tickCount": 10, "values": [-2.55, -3.55, -4.55, -7.55, -8.55, -9.55]}
-    assert lane_y["axis"].items() >= axis.items()
-    assert lane_y["scale"]["domain"] == [-10, 0]
-    assert one["lanes"]["data"] == ["accuracies", "hostnames", "lanes", "marks"]
-    fields = one["curve-accuracy"]["spec"]["layer"][-1]["encoding"]["tooltip"]
-    assert fields[1] == {"field": "accuracy", "title": "accuracy (%)", "format": ",.2f"}
-    band = one["curve-accuracy"]["spec"]["layer"][0]["encoding"]
-    assert (band["y"]["field"], band["y2"]["field"]) == ("accuracy_min", "accuracy_max")
-    colours = several["steps-reward"]["spec"]["layer"][0]["encoding"]["color"]
-    assert colours["scale"] == {
-        "domain": ["reward=net", "reward=shaped"],
-        "range": ["var(--c1)", "var(--c2)"],
-    }
-    assert one["curve-kl"]["spec"]["layer"][0]["encoding"]["color"]["legend"] is None
-    ops = one["ops"]["spec"]["layer"][0]["encoding"]["color"]["scale"]
-    assert (ops["domain"][0], ops["range"][0]) == ("wait", "var(--quiet)")
-    fates = one["blueprints"]["spec"]["layer"][0]["transform"][0]
-    assert fates["fold"] == ["germinated", "fossilized", "pruned"]
-    many = sections._colours("group", [str(number) for number in range(14)])
-    assert many["colours"][11:] == ["var(--c12)", "var(--c1)", "var(--c2)"]
-    assert many["legend"] == {}
-
-
-def test_a_narrow_figure_that_nothing_stands_beside_is_wide() -> None:
-    figure = {"title": "t", "caption": "c"}
-    for narrow, wide in ((1, ["n0"]), (2, []), (3, ["n2"])):
-        figures = [figure | {"id": f"n{number}", "wide": False} for number in range(narrow)]
-        figures.insert(1, figure | {"id": "w", "wide": True})
-        text = page._section(Section("id", "title", "words", figures), "")
-        found = re.findall(r'<figure id="(\w+)" class=wide>', text)
-        assert sorted(found) == sorted([*wide, "w"])
-
-
 def test_a_slot_without_a_seed_has_no_colour(run: Path) -> None:
     write_table(run, "steps", 9, [{"step": 1, "env": 0, "accuracy": 40.0}])
     seed = {"stage": "training", "seed": 1, "blueprint": "norm"}
@@ -361,7 +293,7 @@ def test_the_program_is_kept_in_the_users_cache_and_made_anew_where_it_is_damage
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bundle, "available", lambda: True)
     monkeypatch.setattr(bundle.metadata, "version", lambda _: "1.2.3")
-    monkeypatch.setattr(bundle, "_build_program", lambda: made.append(1) or "program\nof lines")
+    monkeypatch.setattr(bundle, "build_program", lambda: made.append(1) or "program\nof lines")
     assert [bundle.bundle(), bundle.bundle()] == ["program\nof lines"] * 2
     assert len(made) == 1
     kept = tmp_path / "esper_soa" / "vega_1.2.3.js"

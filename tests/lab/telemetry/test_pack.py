@@ -27,7 +27,13 @@ from tests.builders.tiny_world import (
 )
 
 READS = ("read_active_seeds", "read_progress")
-ROUND_END = ("MetricsAccumulator", "_to_host", "episode_records", "blueprint_record", "_spread")
+ROUND_END = (
+    "MetricsAccumulator",
+    "copy_to_host",
+    "episode_records",
+    "blueprint_record",
+    "spread_of",
+)
 STEPS = 6
 ENVS = 3
 SLOTS = 2

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -19,7 +18,6 @@ from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.system.files import WriteErrors
 from esper_soa.training.loop.recorder import Recorder
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
-from tests.builders.program import wait_until
 from tests.builders.recorded_world import Recorded, record
 
 
@@ -87,44 +85,6 @@ def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, lev
     assert all(list(table_files(tmp_path, table)) == [1] for table in tables)
     TableFolder(tmp_path).truncate(0)
     assert len(read_table(tmp_path, "steps")["env"]) == 0
-
-
-def test_a_round_in_progress_is_written_now_and_then_and_kept_as_far_as_it_came(
-    recorded: Recorded, tmp_path: Path
-) -> None:
-    recorder = made(recorded, tmp_path, interval=0.0)
-    play(recorder, recorded, 1, steps=2)
-    path = table_path(tmp_path, "events", 1)
-    wait_until(path.exists)
-    assert read_file(path, "events").facts["complete"] == "false"
-    first = read_file(table_path(tmp_path, "steps", 1), "steps").values
-    assert first["step"].tolist() in (twice(1), twice(2))
-    for index in range(2, 6):
-        recorder.emit(index + 1, columns(recorder, recorded)[index])
-    recorder.end()
-    play(recorder, recorded, 2, steps=3)
-    recorder.close()
-    for number, complete, steps in ((1, "true", 6), (2, "false", 3)):
-        whole = read_file(table_path(tmp_path, "steps", number), "steps")
-        assert whole.facts["complete"] == complete
-        assert whole.values["step"].tolist() == twice(steps)
-
-
-@pytest.mark.parametrize(("took", "due"), [(3.0, 5.0 + 20 * 3.0), (0.01, 2.01 + 1.0)])
-def test_a_round_in_progress_is_written_again_after_the_interval_and_seldom_where_that_is_dear(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: float, due: float
-) -> None:
-    recorder = made(recorded, tmp_path, interval=1.0)
-    first, second, third = columns(recorder, recorded)[:3]
-    clock = iter((0.0, 0.5, 2.0, 2.0 + took))
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    path = table_path(tmp_path, "steps", 1)
-    recorder._handle((1, 1, first))
-    recorder._handle((1, 2, second))
-    assert not path.exists()
-    recorder._handle((1, 3, third))
-    assert path.exists()
-    assert recorder._due == pytest.approx(due)
 
 
 class HeldWriter:

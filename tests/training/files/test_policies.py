@@ -1,6 +1,6 @@
 """Runs that start from a policy learned before, runs that imitate first, and how that fails."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +10,13 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import ImitationConfig, NetworkConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.system.errors import UserError
-from esper_soa.training.files import find_policy, policies
+from esper_soa.training.files import find_policy
 from esper_soa.training.files.checkpoint import load_checkpoint, save_checkpoint
-from esper_soa.training.files.checksum import CheckpointError
 from esper_soa.training.files.policies import POLICY_FORMAT, save_policy
 from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.files.saved_run import SavedRun, SavedTask, read_run
+from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.players import build_player
-from esper_soa.training.results.anomalies import WatchState
-from esper_soa.training.results.totals import RunTotals
 from tests.builders.equal_runs import assert_equal_runs, content, lines, same, settings
 from tests.builders.tiny_runs import fresh, resumed
 
@@ -71,36 +68,6 @@ def assert_taken_over(learner: Learner, before: Path) -> None:
     assert learner.rounds == learner.train_steps == learner.skipped == int(learner.adam.steps) == 0
     assert not learner.adam.first.any()
     assert not learner.adam.second.any()
-
-
-def test_the_policy_of_a_run_says_what_it_has_learned_on(tmp_path: Path) -> None:
-    data = [{"name": name, "source": "there", "identity": name} for name in ("a", "b", "a")]
-    names = ("one", "two", "three")
-    tasks = {
-        name: SavedTask(RunTotals(rounds_done=5), facts)
-        for name, facts in zip(names, data, strict=True)
-    }
-    given = asdict(settings())
-    given["policy"] |= {"observe": ["data.share"], "network": {"hidden": 8, "layers": 3}}
-    given["task"]["blueprints"] = ["norm", "parts:mine", "parts:other"]
-    learner = {name: {} for name in ("policy", "adam", "reward", "value")} | {"rounds": 5}
-    saved = SavedRun(tasks, given, {}, WatchState(), 1.0, learner)
-    learned = policies._of_run("there", saved)
-    assert learned == policies.Pretrained(
-        "there",
-        asdict(NetworkConfig(hidden=8, layers=3)),
-        {name: {} for name in ("policy", "reward", "value")},
-        {"rounds": 5, "tasks": [*names], "data": ["a", "b"]}
-        | {"blueprints": ["mine", "other"], "observe": ["data.share"]},
-    )
-    assert str(learned) == "there: learned for 5 rounds on one, two, three with a, b"
-    plain = asdict(settings())
-    facts = policies._of_run("there", replace(saved, settings=plain)).facts
-    assert facts == {"rounds": 5, "tasks": [*names], "data": ["a", "b"]}
-    with pytest.raises(CheckpointError) as caught:
-        policies._of_run("there", replace(saved, learner=None))
-    told = "policy.init=there: it is of a run with policy.name=ppo, which learns nothing"
-    assert str(caught.value) == told
 
 
 # --- where it may come from

@@ -15,7 +15,7 @@ from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.env.world import World
-from esper_soa.nets.graphs import StaticStep, StepCache, _CachedStep
+from esper_soa.nets.graphs import CachedStep, StaticStep, StepCache
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.players import build_player
@@ -35,10 +35,10 @@ class WatchedSteps(StepCache[StaticStep]):
         assert len(set(places)) == len(places)
         return step
 
-    def _advance_(self, kept: _CachedStep[StaticStep], variant: int) -> None:
+    def advance_(self, kept: CachedStep[StaticStep], variant: int) -> None:
         places = [buffer.data_ptr() for buffer in kept.step.buffers()]
         with SyncGuard():
-            super()._advance_(kept, variant)
+            super().advance_(kept, variant)
         assert [buffer.data_ptr() for buffer in kept.step.buffers()] == places
 
 

@@ -204,7 +204,7 @@ def test_the_value_after_the_last_env_step_is_that_of_the_state_then_with_the_me
     reset = torch.cat([rollout.rows.reset, panic[-1:]])
     with torch.no_grad():
         x, _ = policy.lstm.sequence(
-            policy._encode(features, blueprints)[1], reset, list(range(STEPS + 1))
+            policy.encode(features, blueprints)[1], reset, list(range(STEPS + 1))
         )
         values = policy.value_head(x).squeeze(-1)
     torch.testing.assert_close(rollout.rows.value, values[:-1], rtol=0, atol=1e-5)

@@ -44,7 +44,7 @@ ACTIVE_SEEDS = "read_active_seeds"
 READ_PROGRESS = "read_progress"
 # MetricsAccumulator.read: the sums of a whole round by one copy after its last env-step, and what
 # the host makes of it.
-METRICS = ("MetricsAccumulator", "_to_host", "episode_records", "blueprint_record", "_spread")
+METRICS = ("MetricsAccumulator", "copy_to_host", "episode_records", "blueprint_record", "spread_of")
 
 VALUES = torch.arange(4.0)
 SYNCS: dict[str, Callable[[], object]] = {

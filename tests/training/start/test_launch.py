@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 from pyarrow import parquet
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.runtime.ranks import core_group, keep_to_cores, share_of
-from esper_soa.system.errors import RankLostError, SettingError, UserError
+from esper_soa.system.errors import SettingError, UserError
 from esper_soa.system.signals import Interrupted
 from esper_soa.training.files.checkpoint import load_checkpoint
 from esper_soa.training.files.claims import lock_folder
@@ -30,9 +29,6 @@ from esper_soa.training.files.run_folder import RunFolder, rounds_of
 from esper_soa.training.files.session import session
 from esper_soa.training.start.begin import LaunchedRank, launched_rank, make_run_folder
 from esper_soa.training.start.launch import (
-    _failure_of,
-    _first_fault,
-    _stop_with,
     check_devices,
     train_in_session,
 )
@@ -212,53 +208,6 @@ def test_a_program_that_plays_a_run_itself_is_told_that_it_is_one_rank(tmp_path:
         run(replace(TrainConfig(), ranks=2), RunFolder(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("fault", "status", "words"),
-    [
-        ({}, -9, "rank 1 of 3 was ended by SIGKILL"),
-        ({}, 7, "rank 1 of 3 ended with status 7"),
-        ({"kind": "stopped", "rank": 2, "words": "x"}, 7, "rank 1 of 3 ended with status 7"),
-        (
-            {"kind": "error", "rank": 2, "words": "KeyError: 3"},
-            1,
-            "rank 2 of 3 failed (KeyError: 3)",
-        ),
-        (
-            {"kind": "RankLostError", "rank": 2, "words": "x"},
-            -15,
-            "rank 1 of 3 was ended by SIGTERM",
-        ),
-    ],
-)
-def test_how_a_run_of_ranks_ended_is_one_sentence(
-    tmp_path: Path, fault: dict, status: int, words: str
-) -> None:
-    folder = RunFolder(tmp_path)
-    failed = ChildFailedError("ranks", {1: ProcessFailure(1, 99, status, "none")})
-    cfg = replace(TrainConfig(), ranks=3, rounds=9)
-    saved = "No round is saved yet; resume=auto with the same run_dir begins again"
-    error = _failure_of(failed, folder, cfg, fault)
-    assert isinstance(error, RankLostError)
-    assert str(error) == f"{words}; the others have been ended. {saved}"
-    for rounds in (2, 3):
-        folder.checkpoint(rounds).touch()
-    error = _failure_of(failed, folder, replace(cfg, restarts=2), fault)
-    saved = f"checkpoint_000003.pt holds 3 of 9 rounds. Go on with resume={tmp_path}"
-    again = "2 restarts were of no avail."
-    assert str(error) == f"{words}; the others have been ended. {again} {saved}"
-    own = _failure_of(failed, folder, cfg, {"kind": "UserError", "rank": 2, "words": "data.root=x"})
-    assert (type(own), str(own)) == (UserError, "data.root=x")
-
-
-def test_the_first_fault_is_a_cause_and_no_consequence_where_there_is_one(tmp_path: Path) -> None:
-    assert _first_fault(tmp_path) == {}
-    faults = [("RankLostError", 1.0), ("stopped", 2.0), ("error", 4.0), ("UserError", 3.0)]
-    for rank, (kind, time_) in enumerate(faults):
-        text = json.dumps({"kind": kind, "rank": rank, "time": time_})
-        (tmp_path / f"fault_{rank}.json").write_text(text)
-        assert _first_fault(tmp_path)["rank"] == (0, 0, 2, 3)[rank]
-
-
 def test_a_launched_rank_is_what_its_environment_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -356,14 +305,6 @@ def test_a_signal_to_the_launcher_stops_ranks_with_a_checkpoint(
 def test_a_mistake_that_ranks_find_is_that_of_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^val_samples=4096: must be at most 64"):
         launched(tmp_path / "run", "val_samples=4096")
-
-
-def test_a_process_stops_once_its_launcher_is_gone() -> None:
-    caught = list[int]()
-    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
-    _stop_with(0)
-    signal.signal(signal.SIGTERM, before)
-    assert caught == [signal.SIGTERM]
 
 
 def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:

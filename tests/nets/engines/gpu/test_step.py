@@ -21,7 +21,7 @@ from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.engine import Sizes
 from esper_soa.training.loop.build import build_rules, build_world
-from esper_soa.training.loop.collect import EpisodeRunner, Player, Round, _rollout, _row
+from esper_soa.training.loop.collect import EpisodeRunner, Player, Round, rollout_of, row_of
 from esper_soa.training.loop.players import build_player
 from esper_soa.training.results.metrics import MetricsAccumulator
 from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
@@ -33,7 +33,7 @@ from tests.builders.gpu_launches import Launches, Watched, Within, counted
 
 META = torch.device("meta")
 READ_PROGRESS = "read_progress"  # a copy that is started, not waited for
-TABLES = ("_seed_init", "slot_table", "tensor_table")  # made once, at the first env-step of a run
+TABLES = ("seed_init_of", "slot_table", "tensor_table")  # made once, at the first env-step of a run
 DEFAULT = TaskConfig()
 DEEP = TaskConfig(name="deep", num_blocks=5, num_pools=5)
 SMALLEST = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
@@ -99,7 +99,7 @@ def launches_of_an_env_step(
     assert player.learner is not None
     agent = player.agent
     agent.steps = Watched(launches)
-    rollout = _rollout(world, player)
+    rollout = rollout_of(world, player)
     assert rollout is not None
     metrics = MetricsAccumulator(rules, num_envs, sizes.train_samples, world.kernels)
     fresh = memory = agent.start(num_envs, META)
@@ -110,7 +110,7 @@ def launches_of_an_env_step(
         observed = env.observe_()
         decision, memory = agent.act(observed.view, restart(memory, fresh, observed.restarted))
         result = env.apply_action_(decision.action)
-        write_(rollout, step, _row(observed, decision, result, env.truncated))
+        write_(rollout, step, row_of(observed, decision, result, env.truncated))
         metrics.add_(observed, result)
     return launches.take(), launches.steps
 

@@ -55,7 +55,7 @@ class SeedInit(NamedTuple):
 
 def seed_inits(weights: TensorDict, shape: HostShape) -> tuple[SeedInit, ...]:
     """Initialisation of the seeds of every slot, on the device of the weights."""
-    return tuple(_seed_init(weights, shape, slot) for slot in range(len(shape.slots)))
+    return tuple(seed_init_of(weights, shape, slot) for slot in range(len(shape.slots)))
 
 
 def begin_(seed_inits: tuple[SeedInit, ...], seeds: SlotSeeds, keys: Tensor) -> None:
@@ -78,7 +78,7 @@ def begin_(seed_inits: tuple[SeedInit, ...], seeds: SlotSeeds, keys: Tensor) -> 
     )
 
 
-def _seed_init(weights: TensorDict, shape: HostShape, slot: int) -> SeedInit:
+def seed_init_of(weights: TensorDict, shape: HostShape, slot: int) -> SeedInit:
     spec = shape.slots[slot]
     layout = row_layout(shape, slot)
     pool = weights["seeds", spec.name]
