@@ -207,7 +207,7 @@ def captured_call(
 
 
 class Replay(NamedTuple):
-    """Which parts of a run are kept as steps and replayed as CUDA graphs, and why, for logs."""
+    """The parts of a run that are kept as steps and replayed as CUDA graphs, and why, for logs."""
 
     parts: tuple[str, ...] = ()
     reason: str = "nobody asked for it"

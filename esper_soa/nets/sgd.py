@@ -73,7 +73,7 @@ def update_(params: Tensor, state: Tensor, grad: Tensor, rule: UpdateRule) -> No
     limited = rule.max_norm > 0
     if isinstance(limited, Tensor) or limited:
         norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-        # as a number over a tensor is computed
+        # computed as a number over a tensor is
         limit = (norm + rule.eps).reciprocal() * like(rule.max_norm, grad)
         clipped = grad * limit.clamp(max=1.0)
         grad = torch.where(limited, clipped, grad) if isinstance(limited, Tensor) else clipped

@@ -21,7 +21,7 @@ class TrainingFeed(Protocol):
 
     @property
     def draw(self) -> "Draw":
-        """What the envs draw in it."""
+        """The samples that envs draw in it."""
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Inputs [B, n*C, ...] of samples [C, ...] and labels int64 [B, n], or [B, n, K] of samples

@@ -49,7 +49,7 @@ class ImageBank(NamedTuple):
 
     lines: Tensor  # uint8 [M, H, 3, W]
     labels: Tensor  # int64 [D]
-    # Of one data set; of several that envs take in turn those of each, [sets, ...].
+    # Numbers of a data set; of several that envs take in turn those of each, [sets, ...].
     scale: Tensor  # float32 [3], normalised = byte * scale + offset
     offset: Tensor  # float32 [3]
     values: Tensor  # float32 [3, 256], every byte normalised

@@ -115,7 +115,6 @@ def check_ratio(problem: str, packed: int, size: int) -> None:
 
 @contextmanager
 def _data_errors(where: str) -> Iterator[None]:
-    """Raise DataError for what goes wrong with the file in the context."""
     try:
         yield
     except DataError:

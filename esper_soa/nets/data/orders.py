@@ -1,4 +1,4 @@
-"""Which samples of a source the envs draw, and in which order.
+"""The samples of a source that envs draw, and their order.
 
 The samples of an env depend on its own stream and on its number of earlier samples, not on other
 envs. Nothing here loops over envs or copies to the host.

@@ -1,1 +1,1 @@
-"""What networks are, as data: blueprints as tuples of parts, tables of parameters, what follows."""
+"""Networks as data: blueprints as tuples of parts, tables of parameters, what follows."""

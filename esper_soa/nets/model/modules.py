@@ -317,7 +317,7 @@ def _numbers(kind: str, arguments: dict) -> dict:
 
 
 def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
-    """What the user's part `kind` makes: a seed for `channels`, a host `segment` for `classes`, or
+    """The module of a user's part `kind`: a seed for `channels`, a host `segment` for `classes`, or
     a layer of its arguments; ValueError for others.
     """
     layers = _marked(kind, LAYER_ROLE)
@@ -342,8 +342,9 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
 
 
 def _marked(kind: str, role: str) -> list[Callable[..., nn.Module]]:
-    """What the decorator of this role has marked with the name of `kind`, `module:name`. A file may
-    say anything, so nothing is imported or called; ValueError where the module is not imported.
+    """Parts that the decorator of this role has marked with the name of `kind`, `module:name`. A
+    file may say anything, so nothing is imported or called; ValueError where the module is not
+    imported.
     """
     place, _, name = kind.partition(":")
     if place not in sys.modules:

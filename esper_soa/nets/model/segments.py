@@ -122,7 +122,7 @@ class Segment(Protocol):
         """The tensors that `infer` takes."""
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        """As `train`, with running statistics; the first may get x [B, C, ...], shared by all."""
+        """Activations by running statistics; the first may get x [B, C, ...], shared by all."""
 
     def plain_parts(self) -> list[PlainPart]:
         """The modules of one network, in the order of `parameters` and `statistics`."""

@@ -142,7 +142,6 @@ def host_of(part: registry.Part, name: str, num_classes: int) -> hosts.Host:
 
 
 def _result_of(kind: str, part: registry.Part, name: str) -> object:
-    """The result of a part that is called without an argument; else the part itself."""
     required = registry.num_required(part)
     argument = ARGUMENT_WORDS[kind]
     if required > 1:
@@ -285,7 +284,6 @@ def _kept_findings(module: nn.Sequential) -> Iterator[str]:
 
 @torch.no_grad()
 def _batched_findings(host: UserHost) -> list[str]:
-    """What the segments of several networks run into at once, in training and in eval mode."""
     shape = hosts.host_shape(TaskConfig(), (), host=host)
     run = Forward(None, NUM_PROBED, torch.float32)
     rows, statistics = hosts.initial_hosts(shape, torch.arange(NUM_PROBED), torch.float32)

@@ -97,7 +97,7 @@ class Seeds(NamedTuple, Generic[Values]):
         return Seeds(*(upload(values, device) for values in self if values is not None))
 
     def playing(self: "ActiveSeeds", envs: np.ndarray) -> np.ndarray:  # type: ignore[misc]
-        """Those of the env numbers that passes do not leave out."""
+        """The env numbers among `envs` that passes do not leave out."""
         return envs if self.over is None else envs[~self.over[envs, 0]]
 
 

@@ -78,7 +78,6 @@ class ActiveGroup:
 
 
 def _columns(shape: HostShape, group: Group, width: int) -> list[slice]:
-    """Columns of the group's numbers in a row of so many: seed and gate of each part, a count."""
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
     seed = seed_table(shape.blueprint(group.blueprint), shape.slots[group.slot].channels).total

@@ -1,4 +1,4 @@
-"""Which subsets of blended seeds are validated, and how alpha rows part at the slots on the way: a
+"""The subsets of blended seeds that are validated, and how alpha rows part at slots on the way: a
 tree, as a host is a chain, of which what lies before the first slot that differs is computed once.
 Envs whose ablated slots agree are validated together.
 """
@@ -48,7 +48,7 @@ def max_rows(num_slots: int, rows: SubsetRows = DEFAULT_ROWS) -> int:
 
 
 class Branch(NamedTuple):
-    """What happens to alpha rows at a slot: rows `off` pass by the seed, rows `on` take it in."""
+    """The way of alpha rows at a slot: rows `off` pass by the seed, rows `on` take it in."""
 
     off: tuple[int, ...]  # rows before the slot that continue without the seed
     on: tuple[int, ...]  # rows before the slot that continue with it; both may name the same row

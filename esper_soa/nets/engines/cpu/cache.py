@@ -70,6 +70,5 @@ def store(folder: Path, key: str, draft: Path) -> Path:
 
 
 def _sync_private(file: Path) -> None:
-    """For this user alone, and on the disk."""
     os.chmod(file, 0o700 if file.suffix == ".so" else 0o600)
     sync(file)

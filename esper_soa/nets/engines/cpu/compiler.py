@@ -52,7 +52,7 @@ def compiler_command() -> list[str]:
 
 
 def identify_compiler(command: list[str], folder: Path) -> Compiler:
-    """What the compiler is, told by the macros that it defines; `folder`: for files of its own.
+    """The compiler as its macros describe it; `folder`: where it may keep files.
 
     Raises NativeError where it cannot be run.
     """
@@ -64,7 +64,7 @@ def identify_compiler(command: list[str], folder: Path) -> Compiler:
 
 
 def kernel_flags(compiler: Compiler, target: str = "") -> tuple[str, ...]:
-    """What the kernels are compiled with; target: the option for a processor, by default ours."""
+    """Flags of the compiler for the kernels; target: the option for a processor, else ours."""
     flags = (
         *COMMON_FLAGS,
         *FAMILY_FLAGS[compiler.family],
@@ -96,7 +96,7 @@ def sources_digest() -> str:
 
 
 def _run(command: list[str], folder: Path, timeout: int = COMPILER_SECONDS) -> str:
-    """What a compiler that keeps its files in `folder` prints; its process group ends with this."""
+    """Output of a compiler that keeps its files in `folder`; its process group ends with this."""
     name = shlex.join(command[:1])
     try:
         process = subprocess.Popen(

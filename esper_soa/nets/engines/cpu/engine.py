@@ -61,7 +61,6 @@ def is_chain(shape: HostShape) -> bool:
 
 
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
-    """1 + place of running seeds' blueprints in the programs, 0 where none runs: int64 [N, S]."""
     places = np.full(num_codes(shape.blueprints), -1)
     for place, blueprint in enumerate(shape.blueprints):
         if program.runs(blueprint):
@@ -96,7 +95,6 @@ def _blends(plan: SeedPlan) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _tables(shape: HostShape) -> dict[str, np.ndarray]:
-    """What is the same for all networks with these hosts, by field of the record."""
     blocks = conv_segments(shape.segments)
     widths = [spec.channels for spec in shape.slots]
     columns = {

@@ -43,7 +43,7 @@ class Kernels(NamedTuple):
 
 
 def library_key(processor: Processor | None = None) -> str:
-    """What the library is made of and for: sources, flags, processor, the C library it needs."""
+    """Digest of sources, flags, processor and the C library, which decide a library's content."""
     name = "CS_GNU_LIBC_VERSION"
     libc = os.confstr(name) if name in os.confstr_names else None
     machine, _, kind = processor or this_processor()

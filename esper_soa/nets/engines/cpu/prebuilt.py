@@ -22,7 +22,7 @@ BUILDER_LEVEL = "native"
 
 
 class ProcessorLevel(NamedTuple):
-    """What a library needs of a processor."""
+    """The features of a processor that a library needs."""
 
     name: str
     machine: str

@@ -50,7 +50,6 @@ def programs(blueprints: Blueprints, channels: list[int]) -> np.ndarray:
 
 
 def _rows(blueprint: Architecture, channels: int) -> list[Row]:
-    """The program of a blueprint: its residual, or with REPLACING all of its output."""
     is_single = len(blueprint.parts) == 1 and isinstance(blueprint.parts[0], SoftNorm | Excite)
     # such a part can give what it adds to x by itself
     differing = is_single and not blueprint.residual

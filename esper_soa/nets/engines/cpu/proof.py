@@ -44,7 +44,7 @@ NATIVE_RECORDS: dict[str, type[ctypes.Structure]] = {
 }
 ENGINE_NAME = "native"  # in compute.engine
 CPU = torch.device("cpu")
-# of the largest number; kernels and torch differ by about 1e-6, a wrong kernel by about 1
+# A share of the largest number: kernels and torch differ by about 1e-6, a wrong kernel by 1.
 PROOF_ROUNDING = 1e-3
 PROOF_BATCH = 3
 PROOF_SAMPLES = 16
@@ -103,7 +103,7 @@ def sequence_case(width: int) -> Case:
     )
 
 
-# Of sizes for the kernels of either width in kernels.h, and for vectors that are not full.
+# Widths for the kernels of either width in kernels.h, and for vectors that are not full.
 IMAGE_SIZES = (4, 8)
 SEQUENCE_SIZES = (12, 32)
 

@@ -20,7 +20,7 @@ Held = dict[str, np.ndarray | Tensor]  # what a record points to, by field
 POINTER = ctypes.c_void_p
 INTEGER = ctypes.c_int64
 NUMBER = ctypes.c_double
-# what a seed is, as in blend.h
+# flags of a seed, as in blend.h
 THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))
 
 
@@ -97,7 +97,7 @@ def point(record: Record, fields: Held) -> Record:
 
 
 def crops_record(bank: ImageBank, first: Tensor) -> CropsRecord:
-    """Of images that begin at the bytes `first` of a bank; the tensors must outlive the record."""
+    """Record of images that begin at bytes `first` of a bank; its tensors must outlive it."""
     lines = bank.lines
     env_stride = bank.values.stride(0) if bank.values.dim() == 3 else 0
     record = CropsRecord(line=lines.stride(1), colour=lines.stride(2), env_stride=env_stride)

@@ -59,7 +59,7 @@ class SequenceHead(ctypes.Structure):
 
 
 class BlockKind(NamedTuple):
-    """What x + f(norm(x)) is: f is attention between linear layers, or a perceptron."""
+    """The kind of x + f(norm(x)): f is attention between linear layers, or a perceptron."""
 
     heads: int  # 0 for a perceptron
     inner: int  # channels that its first linear layer gives
@@ -67,7 +67,6 @@ class BlockKind(NamedTuple):
 
 
 def _memory_of(x: Tensor) -> Tensor:
-    """Features [B, n*C, T] as they lie in memory, [B, T, n*C]."""
     return x.transpose(1, 2).contiguous()
 
 
@@ -214,7 +213,7 @@ class NativeSeed(SequencePart):
     kind: BlockKind
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
-        """Those of its parts."""
+        """Parameters of its parts."""
         widths = self.blueprint.part_inputs(channels)
         return tuple(chain(*(part.parameters(width, channels) for part, width in widths)))
 

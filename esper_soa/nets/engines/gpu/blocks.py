@@ -54,7 +54,7 @@ class BlockPlan(NamedTuple):
 
     @property
     def norm_side(self) -> int:
-        """Of what its own kernels give."""
+        """Height and width of the features that its kernels give."""
         return self.side // self.pool
 
     @property

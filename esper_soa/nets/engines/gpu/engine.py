@@ -58,7 +58,7 @@ class GpuEngine:
     seed_inits: dict[tuple[int, ...], tuple[SeedInit, ...]] = field(default_factory=dict)
 
     def persistent_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
-        """Of both steps with all that they work in, as they are on a device without values."""
+        """Bytes of both steps and of all that they work in, as on a device without values."""
         plans = self._plans(nets.shape, META_DEVICE)
         num_slots = len(nets.shape.slots)
         rows = tree.level_rows(num_slots, max_rows(num_slots, nets.rows))
@@ -164,7 +164,6 @@ class GpuEngine:
         return ValidationReport(done.loss / counted, accuracy, codes, ablated=active_seeds.ablated)
 
     def _plans(self, shape: HostShape, device: torch.device) -> Plans:
-        """Tables of a host, made once."""
         if (shape, device) not in self.plans:
             self.plans[shape, device] = plans_of(shape, device)
         return self.plans[shape, device]
@@ -185,7 +184,6 @@ def _claimed_(
 
 
 def _eval_batch(nets: NetsConfig, images: int) -> int:
-    """Images of a validation batch."""
     return min(nets.eval_batch, images, MAX_BATCH_IMAGES)
 
 
@@ -196,7 +194,6 @@ def _places(weights: TensorDict, lines: Tensor) -> tuple[int, ...]:
 
 
 def _pools(weights: TensorDict) -> list[TensorDict]:
-    """Of the hosts and of every slot."""
     return [weights["host"], *weights["seeds"].values()]
 
 

@@ -26,7 +26,7 @@ FLAGS = [1 << bit for bit in range(3)]
 NORMED, RELU, BIASED = FLAGS
 FIELDS = ["kind", "inputs", "outputs", "kernel", "groups", "hidden", "flags", "offset"]
 FIELDS += ["map", "source", "source_relu"]
-# of row 0: parts; 1 where the seed is parts(x), not x + parts(x); numbers
+# fields of row 0: parts; 1 where the seed is parts(x), not x + parts(x); numbers
 HEAD = ["count", "replacing", "parameters"]
 
 
@@ -81,7 +81,6 @@ def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
 
 
 def _facts(part: KernelPart, outputs: int, channels: int) -> tuple[int, int, int, int, int]:
-    """Kind, kernel, groups, hidden units and flags."""
     match part:
         case Conv():
             flags = (NORMED if part.norm else 0) | (RELU if part.relu else 0)

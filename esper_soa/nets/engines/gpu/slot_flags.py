@@ -1,4 +1,4 @@
-"""Which seed stands in a slot and how it takes part in a pass: a number per network and slot.
+"""The seed in a slot and how it takes part in a pass, as a number per network and slot.
 
 Made without a read by the host; the kernels branch on it. ENDED is of the whole network, whose
 episode is over: it stands in every slot, and nothing of the network moves. Imports no Triton.

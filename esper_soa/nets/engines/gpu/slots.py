@@ -33,7 +33,7 @@ NO_EAGER_LOADS = "--register-usage-level=0"  # of ptxas, which else spills regis
 
 
 class SlotTable(NamedTuple):
-    """What is the same for all networks in a slot."""
+    """The facts of a slot that are the same for all networks."""
 
     number: int
     num_slots: int  # of a network
@@ -115,7 +115,6 @@ def slot_of(
     chosen = slot_tile(lanes, work.maps.dtype)
     area = size[0] * size[1]
     tile = min(chosen.pixels, padded(area))
-    precision, widened = product_precision(work.maps.dtype)
     sizes = constants(
         height=size[0],
         width=size[1],
@@ -134,8 +133,7 @@ def slot_of(
         gate_at=table.gate_at,
         gate_hidden=table.gate_hidden,
         pool=2 if pooled else 1,
-        precision=precision,
-        widened=widened,
+        **product_precision(work.maps.dtype),
     )
     return KernelSlot(
         slot_flags,
@@ -200,7 +198,7 @@ def branch_(
 
 
 def _options(*slots: KernelSlot, backward: bool = False) -> dict[str, int | str]:
-    """Of a launch; with one stage loads stay behind the barriers after the stores they read."""
+    """Options of a launch; with a single stage loads stay behind the barriers of their stores."""
     few = all(_takes_few_registers(slot, backward) for slot in slots)
     limit = FEW_REGISTERS if few else MAX_REGISTERS
     return {"num_stages": 1, "maxnreg": limit, "ptx_options": NO_EAGER_LOADS}

@@ -75,7 +75,7 @@ class PassStep:
     batch: int  # images of each network
 
     def buffers(self) -> list[Tensor]:
-        """What differs from one env-step to the next."""
+        """The tensors that differ between env-steps."""
         return list(tree_leaves((self.given, self.sums)))
 
     def block_weights(self, plan: BlockPlan) -> blocks.Weights:

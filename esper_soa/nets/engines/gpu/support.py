@@ -23,7 +23,7 @@ ENGINE_MODULE = "esper_soa.nets.engines.gpu.engine"
 SEGMENT_KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments
 MAX_LANES = 128  # channels, or hidden units, of a block or of a seed's parts
 MOST_CLASSES = 1024
-# of a network in a batch: 65,535 tiles of 64 pixels are the most that a grid has
+# images of a network in a batch: 65,535 tiles of 64 pixels are the most that a grid has
 MAX_BATCH_IMAGES = 4095
 MIN_CAPABILITY = (8, 0)  # tensor cores for bfloat16
 

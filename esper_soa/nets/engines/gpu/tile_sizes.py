@@ -19,7 +19,7 @@ WEIGHT_BYTES = 4  # bytes of a weight
 
 
 class TileSizes(NamedTuple):
-    """Of a program; powers of two."""
+    """Sizes of a program; powers of two."""
 
     pixels: int
     columns: int  # of the implicit matrix, taken up per step
@@ -47,7 +47,7 @@ def shared_limit(device: torch.device) -> int:
 
 
 def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: int) -> TileSizes:
-    """Of a block's kernels: with as many stages as leave room for a second program, or with one.
+    """Sizes of a block's kernels, with as many stages as leave room for a second program, or one.
 
     A step holds a tile of pixels beside one of weights. Gradients of weights have one stage, of two
     tiles of pixels; sums and whole tiles are rearranged in shared memory at the end.
@@ -68,7 +68,7 @@ def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: 
 
 
 class SlotTile(NamedTuple):
-    """Of a program of a slot; powers of two."""
+    """Sizes of a program of a slot; powers of two."""
 
     pixels: int
     columns: int  # of the implicit matrix of a convolution, taken up per step
@@ -77,7 +77,7 @@ class SlotTile(NamedTuple):
 
 
 def slot_tile(lanes: int, dtype: torch.dtype) -> SlotTile:
-    """Of a slot's kernels: nothing is loaded ahead."""
+    """Sizes of a slot's kernels, which load nothing ahead."""
     pixels = max(SLOT_NUMBERS // lanes, 16)
     columns = 16 if lanes == 8 else 32
     group = 64 if lanes <= 32 else 32

@@ -74,7 +74,6 @@ class TrainStep(PassStep):
         update.step_(memory.pools, slot_flags, self.sums.rules, counter=counter)
 
     def _forward_(self, memory: TrainMemory) -> Tensor:
-        """Features behind the last block."""
         x = memory.images
         for plan in self.plans.blocks:
             block = memory.blocks[plan.number]
@@ -89,7 +88,6 @@ class TrainStep(PassStep):
         return x
 
     def _head_(self, memory: TrainMemory, features: Tensor) -> None:
-        """Loss and right answers, gradients of the classifier and of the last features."""
         head = self.head(features)
         gradient = memory.pooled_gradients[-1]
         head_kernel[features.shape[:2]](features, gradient, memory.answers, head)

@@ -1,4 +1,4 @@
-"""What a training batch ends with, for hosts and seeds together: three launches, whatever grows.
+"""The end of a training batch, for hosts and seeds together: three launches, whatever grows.
 
 The kernels stand in kernels/update.py.
 """

@@ -72,7 +72,6 @@ class ValidationStep(PassStep):
         advance_kernel[1,](inputs.counter)
 
     def _forward_(self, memory: ValidationMemory) -> tuple[Tensor, tuple[int, Tensor]]:
-        """Features behind the last block, and their rows."""
         room = iter(memory.features)
         levels = iter(self.sums.levels)
         x = memory.images

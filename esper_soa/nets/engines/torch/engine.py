@@ -113,7 +113,6 @@ class TrainingChunk:
         return list(torch.autograd.grad(scaled.sum(), leaves))
 
     def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
-        """Everything a step changes in a network, as it is now, and the networks of its rows."""
         places: list[tuple[Tensor | None, Tensor]]
         places = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
         for active in self.actives:

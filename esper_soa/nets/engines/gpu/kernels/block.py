@@ -33,7 +33,7 @@ NO_GRADIENT = tl.constexpr(4)  # code of a pooled pixel that ReLU has cut off
 
 
 class Upstream(NamedTuple):
-    """What the gradient of a convolution's output is made of."""
+    """The sources of the gradient of a convolution's output."""
 
     gradient: Plane  # of the block's (pooled) output
     output: Plane  # of the convolution

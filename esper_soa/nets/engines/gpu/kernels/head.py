@@ -31,7 +31,7 @@ class KernelHead(NamedTuple):
 
 
 class HeadOutputs(NamedTuple):
-    """What the images of n networks gave, for the sums over them."""
+    """Outputs by image of n networks, for the sums over images."""
 
     mean: Tensor  # float32 [n, B, channel_lanes], of the pixels
     logit: Tensor  # float32 [n, B, class_lanes], gradient

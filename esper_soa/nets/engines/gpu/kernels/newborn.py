@@ -30,7 +30,7 @@ MULTIPLY = tl.constexpr(Blend.MULTIPLY)
 
 
 class NewSeeds(NamedTuple):
-    """What the env state says of N networks with S slots, and the streams of an env-step."""
+    """Newborn seeds of N networks with S slots by the env state, and the streams of an env-step."""
 
     newborn: Tensor  # bool [N, S]
     fresh_momentum: Tensor  # bool [N, S]

@@ -1,4 +1,4 @@
-"""What the kernels of a slot share: where an image of a network keeps its maps and vectors.
+"""The memory that kernels of a slot share: where an image of a network keeps maps and vectors.
 
 A work place belongs to one image in one network. It holds maps [H*W, stride] (map 0 is the seed's
 input x, the others what its parts give before norm and ReLU), a gradient map per part, and float32
@@ -35,7 +35,7 @@ CENTRE, GAIN, SHIFT, INVERSE = (tl.constexpr(place) for place in range(4))
 MEAN = tl.constexpr(3)  # of a squeeze, in place of INVERSE: the mean of the pixels
 # gradients of shift, of scale, of a strength
 TOTAL, PRODUCT, STRENGTH = (tl.constexpr(place) for place in (4, 5, 6))
-# of a squeeze: hidden units; gradients
+# hidden units of a squeeze; gradients
 UNITS, LOGIT, UNIT_GRADIENT = (tl.constexpr(place) for place in (4, 5, 6))
 
 
@@ -167,7 +167,7 @@ def pixels_from(first, shape):
 
 @triton.jit
 def affine_of(vectors, relu, channel, shape):
-    """What a map's numbers stand for: (centre, gain, shift [K], whether a ReLU follows)."""
+    """The meaning of a map's numbers: (centre, gain, shift [K], whether a ReLU follows)."""
     return (
         tl.load(vectors + CENTRE * shape.lanes + channel),
         tl.load(vectors + GAIN * shape.lanes + channel),
@@ -186,7 +186,7 @@ def activated_values(raw, affine, inside):
 
 @triton.jit
 def part_input(work, part, number, shape):
-    """What part `number` is given: (map, its vectors, whether a ReLU follows, map's number)."""
+    """Input of part `number`: (map, its vectors, whether a ReLU follows, the map's number)."""
     source = tl.load(part + SOURCE)
     relu = tl.load(part + SOURCE_RELU)
     return map_at(work, source, shape), vectors_at(work, number, shape), relu, source
@@ -194,7 +194,7 @@ def part_input(work, part, number, shape):
 
 @triton.jit
 def part_output(work, part, number, shape):
-    """What part `number` gives: (map, its affine)."""
+    """Output of part `number`: (map, its affine)."""
     source = map_at(work, tl.load(part + MAP), shape)
     relu = tl.load(part + FLAGS) & RELU
     vectors = vectors_at(work, number + 1, shape)

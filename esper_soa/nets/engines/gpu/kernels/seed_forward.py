@@ -34,7 +34,7 @@ def load_input(features, work, shape):
 
 @triton.jit
 def save_affine(vectors, centre, gain, shift, shape):
-    """What a map's numbers stand for: (number - centre) gain + shift."""
+    """Save the meaning of a map's numbers: (number - centre) gain + shift."""
     seed.save_vector(vectors, seed.CENTRE, centre, shape)
     seed.save_vector(vectors, seed.GAIN, gain, shape)
     seed.save_vector(vectors, seed.SHIFT, shift, shape)
@@ -204,7 +204,7 @@ def forward_parts(work, head, shape):
 
 @triton.jit
 def seed_output(work, head, shape):
-    """What a seed gives: (map, its affine, whether it replaces the seed's input)."""
+    """Output of a seed: (map, its affine, whether it replaces the seed's input)."""
     last = tl.load(head + seed.COUNT) - 1
     given = seed.part_output(work, head + (1 + last) * seed.FIELDS, last, shape)
     return given[0], given[1], tl.load(head + seed.REPLACING) != 0

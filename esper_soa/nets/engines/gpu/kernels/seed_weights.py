@@ -104,7 +104,7 @@ def part_weights(slot, target, part, number, env, images, shape):
 
 
 class Share(NamedTuple):
-    """Of what a launch sums up."""
+    """The part of the images that a program sums up."""
 
     batch: int  # images of a network
     images: int  # of them in a split
@@ -126,7 +126,7 @@ def seed_weights_kernel(slots, targets, share, num_slots: tl.constexpr):
 
 @triton.jit
 def slot_weights(slot, target, share, number):
-    """Of part `number` of the seed in one slot of one network, for one split; the gate's last."""
+    """Gradients of part `number` of the seed in a slot of a network; the gate's come last."""
     env = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     flags, head = seed.member(slot, env)

@@ -1,4 +1,4 @@
-"""What the kernels share: where activations of a network lie, and how tiles are loaded.
+"""The layout that kernels share: where activations of a network lie, and how tiles are loaded.
 
 A tile of a convolution is a matrix with one row per pixel and one column per (tap, input channel),
 never written to memory (implicit GEMM). Used by the kernels of blocks and slots: the upper half
@@ -19,7 +19,7 @@ from esper_soa.nets.engines.gpu.tile_sizes import TileSizes, lanes_of, padded
 NORM_EPS = tl.constexpr(1e-5)
 ENDED = tl.constexpr(slot_flags.ENDED)
 NOWHERE = tl.constexpr(-(1 << 16))  # row of a pixel that does not exist
-# of a launch: products and sums are rounded one by one, as torch does
+# Options of a launch whose products and sums are rounded one by one, as torch does.
 EXACT = {"enable_fp_fusion": False}
 
 
@@ -90,25 +90,24 @@ def constants(**numbers: float | str) -> dict[str, tl.constexpr]:
 
 def tile_of(layer: KernelLayer, dtype: torch.dtype, sizes: TileSizes) -> KernelTile:
     """Tiles of a layer; float32 products are of the `product_precision`."""
-    precision, widened = product_precision(dtype)
     numbers = constants(
         pixels=min(sizes.pixels, padded(layer.num_pixels)),
         columns=sizes.columns,
         group=sizes.group,
         inputs=lanes_of(layer.stored.value),
         outputs=lanes_of(layer.outputs.value),
-        precision=precision,
-        widened=widened,
+        **product_precision(dtype),
     )
     return KernelTile(**numbers)
 
 
-def product_precision(dtype: torch.dtype) -> tuple[str, bool]:
-    """Of products in `dtype`: tf32 or ieee, as torch's switch for convolutions has it; whether they
+def product_precision(dtype: torch.dtype) -> dict[str, str | bool]:
+    """Precision of products in `dtype`, tf32 or ieee as torch's switch says; and whether they
     are taken in float32, as Triton's interpreter has no others.
     """
     tf32 = dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
-    return "tf32" if tf32 else "ieee", dtype == torch.bfloat16 and triton.knobs.runtime.interpret
+    widened = dtype == torch.bfloat16 and triton.knobs.runtime.interpret
+    return {"precision": "tf32" if tf32 else "ieee", "widened": widened}
 
 
 @triton.jit

@@ -183,7 +183,7 @@ def measure_kernel(
 
 @triton.jit
 def measure_seed(pool, table, word, measures, host, tile: tl.constexpr):
-    """Of one seed; host: (network, its gradient's norm, that over the root of its size)."""
+    """Statistics of a seed; host: (network, its gradient's norm, that over its size's root)."""
     count = 0.0
     numbers = 0.0
     vanishing = 0.0
