@@ -31,6 +31,7 @@ from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import POLICIES, TrainConfig
 from esper_soa.env import actions
 from esper_soa.env.env import Env
+from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import HostStates, host_states
 from esper_soa.nets.data.batches import BatchSource
@@ -190,11 +191,15 @@ class Simulator:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
         observed = self._observed
         choices = actions.read_action(action, self.num_envs, self.joint, names=self.names)
-        legal, illegal = actions.check_action(choices, observed.view.masks, self.strict)
-        result, after = self._play(observed, legal)
+        masks = observed.view.masks
+        faults = illegal_choices(choices, masks) if self.strict else []
+        if faults:
+            raise ValueError(faults[0])
+        legal_choices, is_legal = obey(choices, masks)
+        result, after = self._play(observed, legal_choices)
         panic = observed.view.state.guard.panic
         view = self.env.current_view() if after is None else after.view
-        info = self._info(view, panic)._replace(illegal=illegal)
+        info = self._info(view, panic)._replace(illegal=~is_legal)
         return view.observation, result.terms.total, panic, self.env.truncated, info
 
     def episode(self) -> Iterator[Step]:

@@ -180,11 +180,10 @@ def foreign_engines(tree: ast.Module, module: str) -> Breaches:
 RULES = (parallel_assignments, getattr_defaults, unranged_settings)
 
 # Ceilings for the whole package, see wording.py. They only fall.
-MOST_IDENTIFIERS = {"one": 660, "own": 211}
-MOST_STARRED_TUPLES = 51
-MOST_POSITIONAL_CALLS = 13  # calls with more than three positional arguments
-# Rooms in which docstrings and comments may still begin without their noun.
-FRAGMENTS_IN = ("config.", "env.", "lab.", "nets.", "runtime.", "simulator", "training.loop.")
+MOST_IDENTIFIERS = {"one": 335, "own": 105}
+MOST_STARRED_TUPLES = 12
+MOST_POSITIONAL_CALLS = 10  # calls with more than three positional arguments
+MOST_FRAGMENTS = 111  # docstrings and comments that begin without their noun
 
 
 def breaches_of(path: Path) -> list[str]:
@@ -288,10 +287,11 @@ def test_arguments_say_what_they_are() -> None:
 
 
 def test_docstrings_and_comments_begin_with_their_noun() -> None:
+    fragments = list[str]()
     for path in sorted(PACKAGE.rglob("*.py")):
-        module = module_of(path, PACKAGE)
-        if not f"{module}.".startswith(FRAGMENTS_IN):
-            assert list(sentences_without_a_noun(*parsed(path))) == [], module
+        found = sentences_without_a_noun(*parsed(path))
+        fragments += [f"{module_of(path, PACKAGE)}:{line}: {words}" for line, words in found]
+    assert len(fragments) <= MOST_FRAGMENTS, fragments
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Rollout(NamedTuple):
 
 
 class GatheredRollout(NamedTuple):
-    """The fields of a rollout that are needed of all envs, [T, N]."""
+    """Fields of a rollout that a learner needs of all envs, [T, N]."""
 
     reward: Tensor  # and what follows as in Row
     value: Tensor
@@ -85,7 +85,7 @@ def new_rollout(
     lead = (num_steps, num_envs)
 
     def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.zeros(*lead, *shape, dtype=dtype, device=device)
+        return torch.zeros(num_steps, num_envs, *shape, dtype=dtype, device=device)
 
     sizes = zip(HEAD_NAMES, head_sizes(num_slots, num_blueprints), strict=True)
     masks = {name: zeros(torch.bool, size) for name, size in sizes}

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.state import Action, Masks, stage_in
 from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES
 
@@ -123,15 +122,3 @@ def _integers(name: str, value: object, device: torch.device) -> Tensor:
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise ValueError(f"{name} must be integers, not {numbers.dtype}")
     return numbers.to(torch.int64)
-
-
-def check_action(action: Action, masks: Masks, strict: bool) -> tuple[Action, Tensor]:
-    """`action` with WAIT in the envs where it is illegal, and bool [N], true there.
-
-    strict: raise ValueError for an illegal action instead.
-    """
-    legal_action, legal = obey(action, masks)
-    faults = illegal_choices(action, masks) if strict else []
-    if faults:
-        raise ValueError(faults[0])
-    return legal_action, ~legal

@@ -45,7 +45,7 @@ KERNELS: dict[str, Callable[..., Record]] = {
 
 
 class Structure(NamedTuple):
-    """What a record, or a tuple of records, is made of: how it is taken apart and put together.
+    """Parts of a record, or of a tuple of records: how it is taken apart and put together.
 
     Both are done at every call of a library, so they look nothing up twice.
     """
@@ -58,13 +58,13 @@ class Structure(NamedTuple):
 
     @classmethod
     def of(cls, record: TensorClass | tuple[Record, ...]) -> "Structure":
-        """What the record is made of."""
-        names = () if isinstance(record, tuple) else tuple(one.name for one in fields(record))
+        """The structure of a record."""
+        names = () if isinstance(record, tuple) else tuple(field.name for field in fields(record))
         dims = 0 if isinstance(record, tuple) else len(record.batch_size)
         parts = tuple(
             None if isinstance(part, Tensor) else cls.of(part) for part in _parts(names, record)
         )
-        return cls(type(record), names, parts, not any(parts), dims)
+        return cls(type(record), names, parts, flat=not any(parts), dims=dims)
 
     def leaves(self, record: Record) -> Iterable[Tensor]:
         """The tensors of a record of this structure."""
@@ -86,7 +86,7 @@ class Structure(NamedTuple):
 
 
 def _parts(names: tuple[str, ...], record: TensorClass | tuple[Record, ...]) -> Iterable[Record]:
-    """What a record of these fields, or a tuple, consists of, in order."""
+    """The parts of a record of these fields, or of a tuple, in order."""
     return record if isinstance(record, tuple) else map(dict(record.items()).__getitem__, names)
 
 
@@ -111,7 +111,7 @@ def can_load() -> bool:
 
 
 class LibraryError(Exception):
-    """A library is not what it is taken for."""
+    """A library cannot be loaded, or computes other results than the eager kernel."""
 
 
 class LibraryKernel:
@@ -144,22 +144,21 @@ def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
     """
     examples = example_inputs(rules, num_envs)
     try:
-        own = [
-            LibraryKernel(folder / f"{name}.so", inputs, kernel(rules, *inputs))
-            for (name, kernel), inputs in zip(KERNELS.items(), examples, strict=True)
-        ]
-        for kernel, inputs in zip(own, examples, strict=True):
+        kernels = []
+        for (name, eager), inputs in zip(KERNELS.items(), examples, strict=True):
+            kernel = LibraryKernel(folder / f"{name}.so", inputs, eager(rules, *inputs))
             if not same_bits(leaves(kernel(rules, *inputs)), leaves(kernel.like)):
                 raise LibraryError(f"the libraries of {folder} do not compute what they should")
+            kernels.append(kernel)
     except RuntimeError as error:
         raise LibraryError(f"the libraries of {folder} cannot be loaded: {error}") from error
-    return StepKernels(*own)  # type: ignore[arg-type]
+    return StepKernels(*kernels)  # type: ignore[arg-type]
 
 
 def example_inputs(
     rules: EnvRules, num_envs: int
 ) -> tuple[tuple[EnvState, Measurements, Values], tuple[Record, ...]]:
-    """What the two kernels are given in the first env-step, all envs waiting."""
+    """Inputs of the two kernels in the first env-step, with every env waiting."""
     state = initial_state(rules, num_envs, rules.blueprints.device)
     measured = made_up(rules, state, 0)
     values = example_values(rules, num_envs)
@@ -176,12 +175,11 @@ def example_values(rules: EnvRules, num_envs: int) -> Values:
 
 
 def made_up(rules: EnvRules, state: EnvState, step: int) -> Measurements:
-    """Random measurements of every subset of the seeds; one loss in a hundred is not finite."""
+    """Random measurements of every subset of the seeds; a hundredth of losses is not finite."""
     slots = state.slots
     num_envs, num_slots = slots.stage.shape
-    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), envs=torch.arange(num_envs))[
-        :, None
-    ]
+    envs = torch.arange(num_envs)
+    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), envs=envs).unsqueeze(1)
 
     def draw(start: int, count: int) -> Tensor:
         return streams.uniform(keys, start + torch.arange(count), STATE_FLOAT)
