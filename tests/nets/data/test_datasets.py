@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import esper_soa
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import datasets
 from esper_soa.nets.data.cifar import BATCH_TITLES, parse_pickle, read_cifar10
@@ -158,6 +159,11 @@ def test_samples_are_put_on_the_device_that_is_asked_for(tmp_path: Path) -> None
         found = datasets.load_samples(cfg, "meta")
         parts = found.train_labels, found.val_labels, found.test_labels
         assert {part.device.type for part in parts} == {"meta"}
+
+
+@esper_soa.dataset("shapeless")
+class Shapeless:
+    """A data set that does not say what its samples are like."""
 
 
 def test_a_data_set_of_a_users_own_says_what_its_samples_are_like() -> None:
