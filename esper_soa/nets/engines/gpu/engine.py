@@ -21,11 +21,11 @@ from esper_soa.nets.engines.gpu import slot_flags, training, tree, validation
 from esper_soa.nets.engines.gpu.kernels import newborn
 from esper_soa.nets.engines.gpu.kernels.images import crops_record
 from esper_soa.nets.engines.gpu.kernels.newborn import SeedInit
+from esper_soa.nets.engines.gpu.kernels.update import rule_numbers
 from esper_soa.nets.engines.gpu.slots import num_programs
 from esper_soa.nets.engines.gpu.step import Plans, pass_inputs, plans_of
 from esper_soa.nets.engines.gpu.support import MAX_BATCH_IMAGES
 from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
-from esper_soa.nets.engines.gpu.update import rule_numbers
 from esper_soa.nets.engines.gpu.validation import MemorySizes, ValidationStep, ValidationSums
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.model.host import HostShape

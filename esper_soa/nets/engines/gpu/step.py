@@ -19,9 +19,9 @@ from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, KernelHead
 from esper_soa.nets.engines.gpu.kernels.images import Crops
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.tiles import constants, rows
+from esper_soa.nets.engines.gpu.kernels.update import TensorTable, tensor_table
 from esper_soa.nets.engines.gpu.slots import SlotTable, SlotWorkspace
 from esper_soa.nets.engines.gpu.tile_sizes import padded
-from esper_soa.nets.engines.gpu.update import TensorTable, tensor_table
 from esper_soa.nets.model.host import HostShape
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_SIZE
 from esper_soa.nets.engine import NetsConfig
-from esper_soa.nets.engines.gpu import blocks, slots, update
+from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import COLOURS, BlockMemory
+from esper_soa.nets.engines.gpu.kernels import update
 from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, head_kernel, head_sums_kernel
 from esper_soa.nets.engines.gpu.kernels.images import cut_
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
