@@ -181,9 +181,9 @@ RULES = (parallel_assignments, getattr_defaults, unranged_settings)
 
 # Ceilings for the whole package, see wording.py. They only fall.
 MOST_IDENTIFIERS = {"one": 335, "own": 105}
-MOST_STARRED_TUPLES = 12
+MOST_STARRED_TUPLES = 11
 MOST_POSITIONAL_CALLS = 10  # calls with more than three positional arguments
-MOST_FRAGMENTS = 77  # docstrings and comments that begin without their noun
+MOST_FRAGMENTS = 75  # docstrings and comments that begin without their noun
 
 
 def breaches_of(path: Path) -> list[str]:

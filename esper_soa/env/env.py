@@ -108,8 +108,9 @@ class Env:
             rules, world.weights, self.state, data=data, on_phase_end=observer.on_phase_end
         )
         restarted = state.guard.panic
-        given = world.weights, state, measured, world.kernel_values
-        measured, recorded = world.kernels.guard_and_observe_(rules, *given)
+        measured, recorded = world.kernels.guard_and_observe_(
+            rules, world.weights, state, measured=measured, values=world.kernel_values
+        )
         observer.on_phase_end("state")
         state, attribution, masks, observation = recorded
         view = self._view(state, masks, observation)

@@ -177,7 +177,7 @@ def adjust(
 
 
 def germination_refund(seed_age: Tensor) -> Tensor:
-    """What the shaping of a germination is worth `seed_age` env-steps later, at weight 1."""
+    """Worth of the shaping of a germination `seed_age` env-steps later, at weight 1."""
     return torch.pow(PBRS_GAMMA, 1 - seed_age.to(STATE_FLOAT))
 
 

@@ -91,7 +91,7 @@ class World:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """The dtype of weights and activations."""
         return self.weights["host", "params"].dtype
 
     def start_round(self, number: int, topology: Topology | None = None) -> EnvState:
