@@ -1,4 +1,4 @@
-"""What `esper-train --check-device` prints: every engine on the shapes of a run, and memory.
+"""The tables of `esper-train --check-device`: every engine on the shapes of a run, and memory.
 
 It measures anew and keeps nothing.
 """
@@ -16,7 +16,7 @@ from esper_soa.runtime.memory import GIB, at_once, free_memory, needs
 from esper_soa.training.loop.build import trial_of
 
 MIB = 2**20
-RULES = {
+DEVICE_RULES = {
     "cpu": (
         "compute.engine=auto takes the native kernels of a CPU wherever they are proven, "
         "whatever the times.",
@@ -33,19 +33,19 @@ RULES = {
 
 def check_device(cfg: TrainConfig, console: Console) -> None:
     """Try the engines on the device of `cfg`, a table per task; UserError where there is none."""
-    for one in cfg.by_task.values():
-        device = devices.resolve_device(one.device)
+    for task_cfg in cfg.by_task.values():
+        device = devices.resolve_device(task_cfg.device)
         devices.take_device(device)
         devices.keep_freed_memory(device)
-        with devices.threads(one.compute.threads):
-            trial = trial_of(one, device)
+        with devices.threads(task_cfg.compute.threads):
+            trial = trial_of(task_cfg, device)
             place = devices.device_name(device, trial.nets.workers, trial.nets.precision)
             console.print(place, highlight=False)
             engines = probe_engines(trial)
-        console.print(engine_table(engines, one))
-        for rule in RULES[device.type]:
+        console.print(engine_table(engines, task_cfg))
+        for rule in DEVICE_RULES[device.type]:
             console.print(rule, highlight=False)
-        console.print(memory_table(one, device))
+        console.print(memory_table(task_cfg, device))
 
 
 def engine_table(engines: list[TrialResult], cfg: TrainConfig) -> Table:
@@ -56,20 +56,21 @@ def engine_table(engines: list[TrialResult], cfg: TrainConfig) -> Table:
     for heading in ("engine", "ms per env-step", "MiB", "off torch in float32", "verdict"):
         right = heading in ("ms per env-step", "MiB")
         table.add_column(heading, justify="right" if right else "left")
-    agreeing = [one for one in engines if not one.dropped]
-    best = min(agreeing, key=lambda one: one.seconds, default=None)
-    for one in engines:
-        if one.dropped:
-            table.add_row(one.name, "", "", "", one.dropped)
+    agreeing = [engine for engine in engines if not engine.dropped]
+    best = min(agreeing, key=lambda engine: engine.seconds, default=None)
+    for engine in engines:
+        if engine.dropped:
+            table.add_row(engine.name, "", "", "", engine.dropped)
             continue
-        memory = f"{one.memory / MIB:.0f}" if one.memory else ""
-        verdict = "agrees, quickest" if one is best else "agrees"
-        table.add_row(one.name, f"{1e3 * one.seconds:.2f}", memory, f"{one.error:.1e}", verdict)
+        memory = f"{engine.memory / MIB:.0f}" if engine.memory else ""
+        verdict = "agrees, quickest" if engine is best else "agrees"
+        pace = f"{1e3 * engine.seconds:.2f}"
+        table.add_row(engine.name, pace, memory, f"{engine.error:.1e}", verdict)
     return table
 
 
 def memory_table(cfg: TrainConfig, device: torch.device) -> Table:
-    """What the run needs, and what is free."""
+    """Memory that the run needs, and memory that is free."""
     table = Table(title="memory, at least", box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")

@@ -29,7 +29,7 @@ from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.step import EnvView
 from esper_soa.env.user_reward import reward_findings, sample_inputs
 from esper_soa.lab.conformance_networks import host_networks, seed_networks, training_findings
-from esper_soa.nets.model import user_parts as own_parts
+from esper_soa.nets.model import user_parts
 from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.state import Decision, View
@@ -38,8 +38,8 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
 CPU = torch.device("cpu")
-SIZES = (5, 3, 20)  # envs, slots and env-steps of an episode, of the inputs of a reward
-SAMPLES = 20  # sets of inputs that a reward is tried on
+REWARD_SIZES = (5, 3, 20)  # envs, slots and env-steps of an episode, of the inputs of a reward
+REWARD_SAMPLES = 20  # sets of inputs that a reward is tried on
 
 
 class ConformanceError(UserError):
@@ -59,13 +59,13 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
     which have `size` x `size` pixels, or `size` positions where it takes sequences.
     """
     with _checking(BLUEPRINT, part) as (name, made, found):
-        blueprint = own_parts.architecture_of(made, name, NUM_BLUEPRINTS)
+        blueprint = user_parts.architecture_of(made, name, NUM_BLUEPRINTS)
         axes = TOPOLOGIES.index(blueprint.topology or IMAGES)
         for width in channels:
             shape = (width, *[size] * axes)
-            faults = own_parts.blueprint_findings(blueprint, shape)
+            faults = user_parts.blueprint_findings(blueprint, shape)
             trained = training_findings(partial(seed_networks, blueprint, shape), faults)
-            found += [*faults, *(f"with {width} channels {one}" for one in trained)]
+            found += [*faults, *(f"with {width} channels {finding}" for finding in trained)]
 
 
 def check_host(part: Part | str, classes: int = 10) -> None:
@@ -75,8 +75,8 @@ def check_host(part: Part | str, classes: int = 10) -> None:
     shapes are looked at.
     """
     with _checking(HOST, part) as (name, made, found):
-        host = own_parts.host_of(made, name, classes)
-        faults = own_parts.host_findings(host, classes)
+        host = user_parts.host_of(made, name, classes)
+        faults = user_parts.host_findings(host, classes)
         found += faults
         if isinstance(host, HostChain | UserHost):
             found += training_findings(partial(host_networks, host, classes), faults)
@@ -88,7 +88,7 @@ def check_reward(part: Part | str) -> None:
     part: what @esper_soa.reward marks, or `module:name`.
     """
     with _checking(REWARD, part) as (_, made, found):
-        samples = [sample_inputs(*SIZES, CPU, seed) for seed in range(SAMPLES)]
+        samples = [sample_inputs(*REWARD_SIZES, CPU, seed) for seed in range(REWARD_SAMPLES)]
         found += reward_findings(made, samples[0].clone())
         faults = " ".join(found)
         measurable = registry.RAISES not in faults and "not a tensor" not in faults
@@ -139,20 +139,20 @@ def _paid(part: Part, inputs: RewardInputs) -> Tensor:
 
 
 def _value_findings(part: Part, samples: Sequence[RewardInputs]) -> list[str]:
-    """What the numbers say: of finite inputs such as a run can give."""
+    """Faults of the numbers paid for finite inputs such as a run can give."""
     found = []
     names = [*RewardInputs.__annotations__]
     for inputs, others in zip(samples, [*samples[1:], samples[0]], strict=True):
         given = inputs.clone()
         paid = _paid(part, given)
-        changed = [one for one in names if not torch.equal(given.get(one), inputs.get(one))]
+        changed = [name for name in names if not torch.equal(given.get(name), inputs.get(name))]
         found += [f"it changes its input {name} in place" for name in changed]
         for env in (~paid.isfinite()).nonzero().flatten().tolist()[:1]:
             place = "at" if inputs.step[env] == inputs.max_steps[env] else "before"
             found.append(
                 f"it pays {float(paid[env])}, not a finite number, {place} the last env-step"
             )
-        rows = {one: torch.cat([inputs.get(one)[:1], others.get(one)[1:]]) for one in names}
+        rows = {name: torch.cat([inputs.get(name)[:1], others.get(name)[1:]]) for name in names}
         mixed = RewardInputs.from_dict(rows, batch_size=inputs.batch_size)
         again = (
             "for the same inputs it pays something else the second time: it keeps state or draws"
@@ -169,7 +169,7 @@ def _value_findings(part: Part, samples: Sequence[RewardInputs]) -> list[str]:
 
 
 def _kernel_findings(part: Part, inputs: RewardInputs) -> list[str]:
-    """Whether the device can do without the host, and compiled kernels without a break."""
+    """Faults that make a device wait for the host, or break compiled kernels."""
     found = list[str]()
     what = "it reads numbers on the host, or makes tensors elsewhere than its inputs are:"
     with collect_faults(found, what):
@@ -215,9 +215,9 @@ def _play_findings(agent: Agent, env: Env) -> Iterator[str]:
         view = observed.view
         first = agent.act(view.clone(), _copied(memory))
         faults = decision_faults(first[0], view)
-        fatal = [one for one in faults if one.startswith(("its decision", "its action"))]
+        fatal = [fault for fault in faults if fault.startswith(("its decision", "its action"))]
         fatal += memory_faults(first[1], num_envs, CPU)
-        faults = [one for one in faults if one not in fatal] + fatal
+        faults = [fault for fault in faults if fault not in fatal] + fatal
         if not fatal:
             faults += _step_findings(first[0], view)
             faults += _conduct_findings(agent, view, memory, first=first)
@@ -237,7 +237,6 @@ def _kind(fault: str) -> str:
 
 
 def _step_findings(decision: Decision, view: View) -> list[str]:
-    """Choices that are illegal, and numbers that are not finite."""
     return illegal_choices(decision.action, view.masks) + [
         f"its {name} is not finite"
         for name in ("log_probs", "value")
@@ -277,10 +276,10 @@ def _copied(memory: Memory) -> Memory:
 
 
 def _same(
-    one: tuple[Decision, Memory], other: tuple[Decision, Memory], env: int | None = None
+    expected: tuple[Decision, Memory], other: tuple[Decision, Memory], env: int | None = None
 ) -> bool:
     """Whether actions and memories are the same, in all envs or in one."""
     rows = slice(None) if env is None else slice(env, env + 1)
-    pairs = [(one[0].action.get(name), other[0].action.get(name)) for name in HEAD_NAMES]
-    pairs += list(zip(one[1], other[1], strict=True))
+    pairs = [(expected[0].action.get(name), other[0].action.get(name)) for name in HEAD_NAMES]
+    pairs += list(zip(expected[1], other[1], strict=True))
     return all(torch.equal(mine[rows], its[rows]) for mine, its in pairs)

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.config.registry import RAISES, collect_faults
 from esper_soa.nets.model import host as hosts
-from esper_soa.nets.model import user_parts as own_parts
+from esper_soa.nets.model import user_parts
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_forward, seed_table
 from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.segments import FeatureShape
@@ -19,8 +19,8 @@ from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.system import streams
 
-NETS = 3  # networks and images of a trial
-IMAGES = 4
+TRIAL_NETS = 3  # networks and images of a trial
+TRIAL_IMAGES = 4
 TOLERANCE = 1e-6  # relative difference of an image's features that rounding may make
 
 
@@ -43,32 +43,32 @@ class Networks(NamedTuple):
 def seed_networks(blueprint: Architecture, shape: FeatureShape) -> Networks:
     """Seeds in slots of features of this shape."""
     channels, *axes = shape
-    keys = streams.stream_keys(0, streams.SEED_INIT, (0,), envs=torch.arange(NETS))
-    blends = torch.zeros(NETS, dtype=torch.bool)
+    keys = streams.stream_keys(0, streams.SEED_INIT, (0,), envs=torch.arange(TRIAL_NETS))
+    blends = torch.zeros(TRIAL_NETS, dtype=torch.bool)
     table = seed_table(blueprint, channels)
 
     def start() -> tuple[Tensor, Tensor]:
         rows = initial_seeds(blueprint, channels, keys, multiply=blends, dtype=torch.float32)
-        return rows, torch.zeros(NETS, 0)
+        return rows, torch.zeros(TRIAL_NETS, 0)
 
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
-        return seed_forward(blueprint, table.unpack(rows), x).unflatten(1, (NETS, channels))
+        return seed_forward(blueprint, table.unpack(rows), x).unflatten(1, (TRIAL_NETS, channels))
 
     def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
-        target = nets.inputs(3).unflatten(1, (NETS, channels))
+        target = nets.inputs(3).unflatten(1, (TRIAL_NETS, channels))
         products = outputs(rows, kept, nets.inputs(1)) * target
         return products.transpose(0, 1).flatten(1).sum(1), []
 
-    nets = Networks((IMAGES, *axes, NETS * channels), start, outputs, train=train)
+    nets = Networks((TRIAL_IMAGES, *axes, TRIAL_NETS * channels), start, outputs, train=train)
     return nets
 
 
 def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
     """Hosts without seeds."""
     shape = hosts.host_shape(TaskConfig(num_classes=classes), (), host=host)
-    keys = streams.stream_keys(0, streams.HOST_INIT, (0,), envs=torch.arange(NETS))
-    labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
-    filler = TrainingSeeds([], NETS)
+    keys = streams.stream_keys(0, streams.HOST_INIT, (0,), envs=torch.arange(TRIAL_NETS))
+    labels = torch.arange(TRIAL_IMAGES)[:, None].expand(-1, TRIAL_NETS) % shape.num_classes
+    filler = TrainingSeeds([], TRIAL_NETS)
 
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
         parameters = shape.parameters.unpack(rows)
@@ -76,7 +76,7 @@ def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
         return hosts.evaluate_forward(shape, folded, x, filler=filler)
 
     def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
-        statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
+        statistics = [buffer.flatten().clone() for buffer in shape.statistics.unpack(kept)]
         parameters = shape.parameters.unpack(rows)
         batch = nets.inputs(1), labels
         return hosts.train_loss(shape, parameters, statistics, batch=batch, filler=filler)[
@@ -84,7 +84,7 @@ def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
         ], statistics
 
     start = partial(hosts.initial_hosts, shape, keys, torch.float32)
-    size = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
+    size = (TRIAL_IMAGES, IMAGE_SIZE, IMAGE_SIZE, TRIAL_NETS * IMAGE_CHANNELS)
     nets = Networks(size, start, outputs, train=train)
     return nets
 
@@ -96,31 +96,30 @@ def training_findings(make: Callable[[], Networks], faults: Sequence[str]) -> li
     found = list[str]()
     with collect_faults(found):
         found += _network_findings(make())
-    follows = (own_parts.BATCHED_CALL, RAISES)
-    known = own_parts.DRAWS_WORDS in "".join(faults)
+    follows = (user_parts.BATCHED_CALL, RAISES)
+    known = user_parts.DRAWS_WORDS in "".join(faults)
     return [
-        one
-        for one in found
+        finding
+        for finding in found
         if not faults
-        or not one.startswith(follows)
-        or (own_parts.RANDOM_WORDS in one and not known)
+        or not finding.startswith(follows)
+        or (user_parts.RANDOM_WORDS in finding and not known)
     ]
 
 
 def _network_findings(nets: Networks) -> list[str]:
-    """Faults of networks of several envs at once."""
     rows, kept = nets.start()
     found = []
     pairs = zip(nets.start(), (rows, kept), strict=True)
-    if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+    if not all(torch.equal(again.nan_to_num(), other.nan_to_num()) for again, other in pairs):
         found.append(
             "its initial values differ though the env is the same: it has other draws than torch's"
         )
     if not (rows.isfinite().all() and kept.isfinite().all()):
         return [*found, "its initial values are not finite"]
-    with collect_faults(found, own_parts.BATCHED_CALL), torch.no_grad():
+    with collect_faults(found, user_parts.BATCHED_CALL), torch.no_grad():
         found += _pass_findings(nets, rows, kept)
-    with collect_faults(found, own_parts.BATCHED_CALL):
+    with collect_faults(found, user_parts.BATCHED_CALL):
         found += _gradient_findings(nets, rows, kept)
     return found
 
@@ -129,7 +128,7 @@ def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
     """Chance, numbers that are not finite, networks or images of a batch that know one another."""
     x = nets.inputs(1)
     other = nets.inputs(2)
-    channels = x.shape[1] // NETS
+    channels = x.shape[1] // TRIAL_NETS
     out = nets.outputs(rows, kept, x)
     found = []
     if not torch.equal(out, nets.outputs(rows, kept, x)):
@@ -151,7 +150,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
-    """Where gradients and running buffers go in a training pass."""
+    """Faults of gradients and running buffers in a training pass."""
     leaf = rows.clone().requires_grad_()
     losses, statistics = nets.train(leaf, kept)
     if not losses.requires_grad:
@@ -166,6 +165,6 @@ def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
         found.append(
             "the gradient of all of its parameters is 0 as it begins: it could never learn"
         )
-    if not all(one.isfinite().all() for one in statistics):
+    if not all(buffer.isfinite().all() for buffer in statistics):
         found.append("its buffers are not finite after a training pass")
     return found

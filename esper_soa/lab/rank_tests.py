@@ -32,9 +32,9 @@ def signed_rank(differences: Sequence[float]) -> float:
     those of the sizes, tied ones each with the mean of theirs; differences of 0 take ranks and no
     sign (Pratt 1959). 1 where all are 0.
     """
-    ranks = list(zip(_doubled_ranks([abs(one) for one in differences]), differences, strict=True))
-    signed = [rank for rank, one in ranks if one != 0]
-    return _two_sided(sum_shares(signed), sum(rank for rank, one in ranks if one > 0))
+    ranks = np.array(_doubled_ranks([abs(value) for value in differences]))
+    signs = np.sign(differences)
+    return _two_sided(sum_shares(ranks[signs != 0].tolist()), int(ranks[signs > 0].sum()))
 
 
 def sum_shares(ranks: Sequence[int]) -> np.ndarray:

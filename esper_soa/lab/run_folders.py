@@ -44,8 +44,8 @@ def resumes(folder: RunFolder, settings: TrainConfig) -> bool:
     if settings.resume != "auto":
         return False
     recorded = read_settings(folder.config)
-    own = {"resume": "", "run_dir": ""}
-    return bool(recorded) and recorded | own == flat_settings(asdict(settings)) | own
+    ignored = {"resume": "", "run_dir": ""}
+    return bool(recorded) and recorded | ignored == flat_settings(asdict(settings)) | ignored
 
 
 def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:
@@ -54,11 +54,11 @@ def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:
     A run that is found twice counts once. Raises UserError where a folder holds none.
     """
     paths: list[Path] = []
-    for one in folders:
-        folders_here = list(_run_folders(user_path("RUN", str(one)), MAX_DEPTH))
+    for given in folders:
+        folders_here = list(_run_folders(user_path("RUN", str(given)), MAX_DEPTH))
         if not folders_here:
             reason = "holds no run: there is no config.yaml of a run in it or below it"
-            raise UserError(f"RUN={one_line(one)}: {reason}")
+            raise UserError(f"RUN={one_line(given)}: {reason}")
         paths += [path for path in folders_here if path not in paths]
     return dict(zip(_labels(paths), paths, strict=True))
 
@@ -88,9 +88,9 @@ def _run_folders(place: Path, depth: int) -> Iterator[Path]:
         LOGGER.warning("runs     without %s: no settings that can be read", config)
     if (depth > 0 or several) and place.is_dir():
         # a run's own copies of its settings, by Hydra, are in a hidden folder
-        below = (one for one in place.iterdir() if one.name[0] != ".")
-        for one in sorted(below, key=_by_number):
-            yield from _run_folders(one, depth - 1)
+        below = (path for path in place.iterdir() if path.name[0] != ".")
+        for path in sorted(below, key=_by_number):
+            yield from _run_folders(path, depth - 1)
 
 
 def _by_number(path: Path) -> tuple[int, str]:

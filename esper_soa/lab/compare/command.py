@@ -41,11 +41,9 @@ from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.results.statistics import mean_interval
 from esper_soa.training.start.begin import make_run_folder
 
-GROUP = re.compile(r"[A-Za-z]\w{0,30}")
-COMMAND_SETTINGS = ("seeds", "out")  # settings of this command
-# Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of
-# its last rounds.
-NUMBERS = {
+GROUP_NAME = re.compile(r"[A-Za-z]\w{0,30}")
+# Places in summary.json; numbers of grown hosts are means over the hosts of the last rounds.
+SUMMARY_NUMBERS = {
     "test_accuracy": ("grown", "test_accuracy"),
     "validation_accuracy": ("grown", "validation_accuracy"),
     "net": ("grown", "net"),
@@ -53,10 +51,9 @@ NUMBERS = {
     "train_flop": ("grown", "flop"),
     "eps": ("speed", "eps"),
 }
-LEVELS = ("group", *MEASURES.values(), "parameters", "training GFLOP", "EPS")
-DIFFERENCE = f"difference [{CONFIDENCE:.0%}]"
-COMPARISONS = ("group", "measure", DIFFERENCE, "won", "effect", "p", "Holm", "verdict")
-WORDS = ("group", "measure", "verdict")
+LEVEL_COLUMNS = ("group", *MEASURES.values(), "parameters", "training GFLOP", "EPS")
+DIFFERENCE_COLUMNS = (f"difference [{CONFIDENCE:.0%}]", "won", "effect", "p", "Holm")
+TEXT_COLUMNS = ("group", "measure", "verdict")
 HELP = """\
   NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it;
                             "" changes nothing. Two or more; the others are compared with the first.
@@ -82,13 +79,13 @@ class Study(NamedTuple):
     listed: frozenset[str] = frozenset()
 
     def overrides(self, group: str, seed: int) -> list[str]:
-        """Of one run."""
-        place = self.folder(group, seed)
-        run_overrides = (f"seed={seed}", f"run_dir='{place}'", "resume=auto")
-        return ["report=false", *self.common, *self.groups[group], *run_overrides]
+        """The overrides of a run."""
+        run_dir = f"run_dir='{self.folder(group, seed)}'"
+        group_overrides = (*self.common, *self.groups[group])
+        return ["report=false", *group_overrides, f"seed={seed}", run_dir, "resume=auto"]
 
     def folder(self, group: str, seed: int) -> Path:
-        """Of one run."""
+        """The folder of a run."""
         return self.out / group / f"seed_{seed}"
 
 
@@ -106,35 +103,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def study_of(arguments: Sequence[str]) -> Study:
     """The study that the arguments describe; raises UserError for invalid settings of any group."""
-    own = dict[str, str]()
+    chosen = dict[str, str]()
     groups = dict[str, tuple[str, ...]]()
     common = list[str]()
     experiment = ""
-    known = {*(one.name for one in fields(TrainConfig)), *options()}
+    known = {*(field.name for field in fields(TrainConfig)), *options()}
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if name == "+experiment":
             experiment = value
-        elif name in COMMAND_SETTINGS:
-            own[name] = value
-        elif not equals or name in known or not GROUP.fullmatch(name):
+        elif name in ("seeds", "out"):
+            chosen[name] = value
+        elif not equals or name in known or not GROUP_NAME.fullmatch(name):
             common.append(argument)
         else:
             check(name not in groups, name, value, allowed="a group of its own: the name is taken")
             words = 'a setting of esper-train, or a group: NAME="setting=value ..."'
             check(all("=" in part for part in value.split()), name, value, allowed=words)
             groups[name] = tuple(value.split())
-    reserved = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
+    reserved = [arg for arg in common if arg.partition("=")[0] in ("seed", "run_dir", "resume")]
     check(not reserved, "setting", ", ".join(reserved), allowed="left to seeds= and out=")
     settings = [
         compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()
     ]
     words = 'two or more, such as a="reward=shaped" b="", or one with a list for envs'
-    several = frozenset(name for name, one in zip(groups, settings, strict=True) if listed(one))
+    several = frozenset(name for name, cfg in zip(groups, settings, strict=True) if listed(cfg))
     check(len(groups) >= 2 or bool(several), "groups", ", ".join(groups) or "none", allowed=words)
-    place = own.get("out") or str(Path("runs", "compare", time.strftime("%Y-%m-%d_%H-%M-%S")))
-    seeds = _seeds(own.get("seeds", "10"), settings[0].seed)
-    out = user_path("out", place).resolve()
+    seeds = _seeds(chosen.get("seeds", "10"), settings[0].seed)
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    out = user_path("out", chosen.get("out") or f"runs/compare/{stamp}").resolve()
     return Study(experiment, tuple(common), groups, seeds=seeds, out=out, listed=several)
 
 
@@ -143,7 +140,7 @@ def _seeds(text: str, first: int) -> tuple[int, ...]:
     words = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
     is_list = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
     check(is_list or text.isdecimal(), "seeds", text, allowed=words)
-    numbers = [int(one) for one in re.findall(r"\d+", text)]
+    numbers = [int(digits) for digits in re.findall(r"\d+", text)]
     seeds = tuple(numbers if is_list else range(first, first + min(*numbers, 10_001)))
     check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, allowed=words)
     return seeds
@@ -158,15 +155,16 @@ def listed(settings: TrainConfig) -> bool:
 
 
 def numbers_of(study: Study, group: str, seed: int) -> dict[str, dict[str, float]]:
-    """NUMBERS of a run by its group; where envs have lists, by group and configuration."""
+    """SUMMARY_NUMBERS of a run by its group; where envs have lists, by group and configuration."""
     summary = json.loads(RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8"))
     configurations = summary["configurations"] if group in study.listed else [{"settings": {}}]
-    return {
-        " ".join([group, *(f"{name}={value}" for name, value in one["settings"].items())]): {
-            name: float((summary | one)[part][key]) for name, (part, key) in NUMBERS.items()
-        }
-        for one in configurations
-    }
+    found = {}
+    for configuration in configurations:
+        values = summary | configuration
+        label = [group, *(f"{name}={value}" for name, value in configuration["settings"].items())]
+        numbers = {name: float(values[part][key]) for name, (part, key) in SUMMARY_NUMBERS.items()}
+        found[" ".join(label)] = numbers
+    return found
 
 
 def compare(study: Study, console: Console) -> list[str]:
@@ -189,7 +187,7 @@ def compare(study: Study, console: Console) -> list[str]:
     complete = [seed for seed in study.seeds if all(seed in runs for runs in accuracies.values())]
     if complete and len(accuracies) > 1:
         numbers = {
-            group: {name: [runs[seed][name] for seed in complete] for name in NUMBERS}
+            group: {name: [runs[seed][name] for seed in complete] for name in SUMMARY_NUMBERS}
             for group, runs in accuracies.items()
         }
         rows = comparison.compare_groups(numbers)
@@ -234,13 +232,14 @@ def play_seed(study: Study, seed: int, groups: Sequence[str]) -> dict[str, str]:
 
 def report(console: Console, numbers: Numbers, rows: Sequence[MeasureComparison]) -> None:
     """Print what the groups came to and how they compare."""
-    levels = _table(f"means over seeds [{CONFIDENCE:.0%}]", LEVELS)
+    levels = _table(f"means over seeds [{CONFIDENCE:.0%}]", LEVEL_COLUMNS)
     for group, values in numbers.items():
         measured = [mean_interval(values[name], CONFIDENCE) for name in MEASURES]
         size, flop, eps = (fmean(values[name]) for name in ("parameters", "train_flop", "eps"))
-        texts = [one.text(".2f") for one in measured]
+        texts = [interval.text(".2f") for interval in measured]
         levels.add_row(group, *texts, f"{size:,.0f}", f"{flop / 1e9:,.3g}", f"{eps:.1f}")
-    table = _table(f"against {rows[0].reference}, paired by seed, percent points", COMPARISONS)
+    title = f"against {rows[0].reference}, paired by seed, percent points"
+    table = _table(title, ["group", "measure", *DIFFERENCE_COLUMNS, "verdict"])
     for row in rows:
         table.add_row(
             row.group,
@@ -263,7 +262,7 @@ def _table(title: str, headings: Sequence[str]) -> Table:
     """A table whose words stand left and whose numbers stand right."""
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in WORDS else "right")
+        table.add_column(heading, justify="left" if heading in TEXT_COLUMNS else "right")
     return table
 
 

@@ -1,4 +1,4 @@
-"""What a comparison of groups of runs says: paired by seed, against the first, by exact tests.
+"""The comparison of groups of runs: paired by seed, against the first, by exact tests.
 
 A seed counts as one: its hosts are played by one policy on one data order. Needs no torch.
 """
@@ -19,8 +19,8 @@ from esper_soa.training.results.statistics import Interval, mean_interval
 
 CONFIDENCE = 0.95  # of the intervals
 SIGNIFICANCE = 0.05  # of p values that are corrected for the number of comparisons
-POWER = 0.8  # with which `detectable` is found
-STUDIES = 20_000  # drawn to find it
+STUDY_POWER = 0.8  # with which `detectable` is found
+SIMULATED_STUDIES = 20_000  # drawn to find it
 # by group, then by measure, a number per seed
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -53,7 +53,7 @@ class MeasureComparison(NamedTuple):
     @property
     def wins(self) -> int:
         """Seeds with which the group was above the first."""
-        return sum(one > 0 for one in self.differences)
+        return sum(difference > 0 for difference in self.differences)
 
     @property
     def verdict(self) -> str:
@@ -66,7 +66,7 @@ class MeasureComparison(NamedTuple):
 
     @property
     def power(self) -> str:
-        """What no significant difference leaves open, as text; "" where there is one."""
+        """Text of what no significant difference leaves open; "" where there is one."""
         if self.verdict != "no difference shown":
             return ""
         seeds = len(self.differences)
@@ -75,7 +75,7 @@ class MeasureComparison(NamedTuple):
             over = f"at {SIGNIFICANCE:.0%} over {self.comparisons} comparisons"
             return f"{seeds} seeds cannot show any difference {over}: take {least} or more"
         effect = self.spread * detectable(seeds, self.comparisons)
-        share = f"{effect:.2f} points in {POWER:.0%} of studies"
+        share = f"{effect:.2f} points in {STUDY_POWER:.0%} of studies"
         return f"{seeds} seeds find a difference of {share}; smaller ones stay open"
 
     def record(self) -> dict[str, Json]:
@@ -95,21 +95,21 @@ def compare_groups(groups: Numbers) -> list[MeasureComparison]:
     rows = [(group, measure) for measure in MEASURES for group in others]
     pairs = [(groups[group][measure], groups[first][measure]) for group, measure in rows]
     differences = [tuple(map(sub, *pair)) for pair in pairs]
-    intervals = [mean_interval(one, CONFIDENCE) for one in differences]
-    p_values = [signed_rank(one) for one in differences]
+    intervals = [mean_interval(paired, CONFIDENCE) for paired in differences]
+    p_values = [signed_rank(paired) for paired in differences]
     columns = zip(rows, differences, intervals, p_values, holm(p_values), strict=True)
     return [
         MeasureComparison(
             group,
             first,
             measure,
-            differences=one,
+            differences=paired,
             interval=interval,
             p=p,
             corrected=corrected,
             comparisons=len(rows),
         )
-        for (group, measure), one, interval, p, corrected in columns
+        for (group, measure), paired, interval, p, corrected in columns
     ]
 
 
@@ -126,7 +126,7 @@ def detectable(seeds: int, comparisons: int = 1) -> float:
     # the least sum of positive ranks that is significant, by the share of each sum or more
     tails = sum_shares(range(1, seeds + 1))[::-1].cumsum()[::-1]
     needed = int(np.argmax(2 * tails < SIGNIFICANCE / comparisons))
-    draws = np.random.default_rng(0).normal(size=(STUDIES, seeds))
+    draws = np.random.default_rng(0).normal(size=(SIMULATED_STUDIES, seeds))
     low = 0.0
     high = 8.0
     while high - low > 1e-3:
@@ -134,11 +134,11 @@ def detectable(seeds: int, comparisons: int = 1) -> float:
         studies = draws + middle
         ranks = np.abs(studies).argsort(1).argsort(1) + 1
         power = (np.where(studies > 0, ranks, 0).sum(1) >= needed).mean()
-        low, high = (low, middle) if power >= POWER else (middle, high)
+        low, high = (low, middle) if power >= STUDY_POWER else (middle, high)
     return high
 
 
 def fewest_seeds(comparisons: int = 1) -> int:
-    """With fewer seeds not even a group that is above with every one of them is significant."""
+    """The number of seeds below which no difference is significant, not even one of every seed."""
     # 2 / 2^n is the least p of n seeds
     return math.floor(math.log2(2 * comparisons / SIGNIFICANCE)) + 1

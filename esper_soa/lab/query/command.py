@@ -20,7 +20,7 @@ from esper_soa.system.console import ending_with_status, parser
 from esper_soa.system.errors import UserError, check, check_choice
 from esper_soa.system.signals import import_guard
 
-# What they are where they are not given.
+# Settings of the command with their defaults.
 SETTINGS = {"format": "table", "limit": "50", "files": "runs"}
 FORMATS = ("table", "csv", "json")
 HELP = """\

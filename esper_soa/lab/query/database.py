@@ -23,9 +23,10 @@ except ImportError as error:
     raise ImportError("queries need DuckDB: pip install 'esper-soa[query]'") from error
 
 QueryError = duckdb.Error  # what a question raises that cannot be answered
-ASSET = files("esper_soa.lab.query") / "assets" / "database.yaml"
-KNOWN = yaml.safe_load(ASSET.read_text(encoding="utf-8"))
-VIEWS: dict[str, dict[str, str]] = KNOWN["views"]  # by name: the question that it answers, and how
+DATABASE_FILE = files("esper_soa.lab.query") / "assets" / "database.yaml"
+DATABASE = yaml.safe_load(DATABASE_FILE.read_text(encoding="utf-8"))
+# By name the question that a view answers, and its SQL.
+VIEWS: dict[str, dict[str, str]] = DATABASE["views"]
 
 
 def open_database(
@@ -44,13 +45,13 @@ def open_database(
     for table, columns in TABLES.items():
         no_rows = database.from_arrow(columns.empty_table())
         types = dict(zip(no_rows.columns, no_rows.types, strict=True))
-        parts_of = {run: list(table_files(one, table).values()) for run, one in runs.items()}
+        parts_of = {run: list(table_files(folder, table).values()) for run, folder in runs.items()}
         try:
             database.execute(f"create view {table} as {_tables(parts_of, types)}")
         except QueryError:  # one that is cut or foreign spoils all
             parts_of = {run: list(_readable(paths)) for run, paths in parts_of.items()}
             database.execute(f"create view {table} as {_tables(parts_of, types)}")
-    for name, lines in KNOWN["lines"].items():
+    for name, lines in DATABASE["lines"].items():
         types = lines["columns"]
         columns = ", ".join(f"{_text(column)}: {_text(kind)}" for column, kind in types.items())
         options = f"format = 'newline_delimited', ignore_errors = true, columns = {{{columns}}}"
@@ -81,7 +82,6 @@ def _confine(database: duckdb.DuckDBPyConnection, folders: Iterable[Path]) -> No
 
 
 def _text(value: object) -> str:
-    """A literal of SQL."""
     return "'" + str(value).replace("'", "''") + "'"
 
 
@@ -91,7 +91,6 @@ def _path(path: Path) -> str:
 
 
 def _readable(paths: Sequence[Path]) -> Iterator[Path]:
-    """Those that are whole Parquet files; a warning for each other."""
     for path in paths:
         try:
             parquet.read_metadata(path)
@@ -108,7 +107,7 @@ def _tables(files: Mapping[str, Sequence[Path]], types: Mapping[str, object]) ->
 
 
 def _together(parts: Mapping[str, str], types: Mapping[str, object]) -> str:
-    """What is read of every run, by its name, concatenated; all columns even of nothing."""
+    """The parts of every run, by its name, concatenated; all columns even of nothing."""
     columns = ", ".join(f'null::{kind} as "{name}"' for name, kind in types.items())
     empty = f"select null::varchar as run, {columns} where false"
     selects = [f"select {_text(run)} as run, * from {part}" for run, part in parts.items()]

@@ -15,7 +15,7 @@ from esper_soa.system.files import write_text
 
 PACKAGE = "vl-convert-python"
 MODULE = "vl_convert"
-MISSING = "a report needs vl-convert: pip install 'esper-soa[report]'"
+MISSING_EXTRA = "a report needs vl-convert: pip install 'esper-soa[report]'"
 
 
 def available() -> bool:
@@ -29,7 +29,7 @@ def bundle() -> str:
     A file that is damaged is made anew; that the cache cannot be read or written is no harm.
     """
     if not available():
-        raise UserError(MISSING)
+        raise UserError(MISSING_EXTRA)
     try:
         folder = open_cache()
     except FolderError:

@@ -7,26 +7,26 @@ from html import escape
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
 from esper_soa.lab.report.run_files import Record, RunRecord, Table, number, read_json
-from esper_soa.lab.report.text import NOTHING, format_number, p_value
+from esper_soa.lab.report.text import UNKNOWN_NUMBER, format_number, p_value
 from esper_soa.lab.run_folders import COMPARISON_FILE, MEASURES
 from esper_soa.training.results.statistics import Interval
 
 MAX_COLUMNS = 12  # runs side by side in the table of differing settings
 # Columns of the table `rounds` that describe an update, with their titles.
-UPDATE = {
+UPDATE_COLUMNS = {
     "reward": "reward of an episode",
     "explained_variance": "explained variance of the critic (1 is perfect)",
     "kl": "divergence from the policy before (nats)",
 }
-PAIRS = "group|other|difference, same seeds (points)|p, exact"
-STUDY = "group|against|measure|difference (points)|seeds won|effect|p, exact|p after Holm|verdict"
+PAIR_COLUMNS = "group|other|difference, same seeds (points)|p, exact"
+STUDY_DIFFERENCE = "difference (points)|seeds won|effect|p, exact|p after Holm"
 
 
 def details(runs: Sequence[RunRecord]) -> str:
     """The section that tells what the runs were: settings, machine, findings."""
     first = runs[0]
     label = f" of run {first.label}" if len(runs) > 1 else ""
-    settings = _table("setting|value", ((name, str(one)) for name, one in first.settings.items()))
+    settings = _table("setting|value", ((name, str(v)) for name, v in first.settings.items()))
     if settings:
         count = f"{len(first.settings)} settings"
         settings = f"<details><summary>{count}</summary>{settings}</details>"
@@ -59,14 +59,14 @@ def comparisons(groups: Sequence[RunGroup]) -> str:
 
 
 def updates(tables: Mapping[str, Table]) -> str:
-    """What the updates of runs of one round reported; the numbers of several are figures."""
+    """The updates of runs of one round; the numbers of several rounds are figures."""
     rounds = tables["rounds"]
     if len({*rounds.get("round", [])}) > 1:
         return ""
-    rows = zip(*(rounds.get(name, []) for name in ("run", *UPDATE)), strict=True)
+    rows = zip(*(rounds.get(name, []) for name in ("run", *UPDATE_COLUMNS)), strict=True)
     digits = "{:,.4g}".format
-    texts = ([str(run), *(format_number(one, digits) for one in values)] for run, *values in rows)
-    return _card("The policy update", _table("|".join(["run", *UPDATE.values()]), texts))
+    texts = ([str(run), *(format_number(cell, digits) for cell in row)] for run, *row in rows)
+    return _card("The policy update", _table("|".join(["run", *UPDATE_COLUMNS.values()]), texts))
 
 
 def _card(title: str, content: str) -> str:
@@ -104,11 +104,10 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
         "the exact test of Mann and Whitney, and in the last column corrected after Holm for the "
         f"number of comparisons, {len(compared)}."
     )
-    return _about(words) + _table(f"{PAIRS}|p of {len(compared)} together", rows)
+    return _about(words) + _table(f"{PAIR_COLUMNS}|p of {len(compared)} together", rows)
 
 
 def _listed(record: Record, name: str) -> list:
-    """The list under `name`; empty where there is none."""
     value = record.get(name)
     return value if isinstance(value, list) else []
 
@@ -125,18 +124,20 @@ def _study(study: Record) -> str:
         f"(Wilcoxon 1945), corrected after Holm for {len(rows)} comparisons. The effect is the "
         f"mean difference over its standard deviation, by Hedges.{''.join(powers)}"
     )
-    return _about(words) + _table(STUDY, map(_study_row, rows))
+    return _about(words) + _table(
+        f"group|against|measure|{STUDY_DIFFERENCE}|verdict", map(_study_row, rows)
+    )
 
 
 def _study_row(row: Record) -> tuple[str, ...]:
     bounds = [number(row, name) for name in Interval._fields]
-    difference = Interval(*(math.nan if one is None else one for one in bounds))
+    difference = Interval(*(math.nan if bound is None else bound for bound in bounds))
     wins = format_number(number(row, "won"), "{:.0f}".format)
     return (
         str(row.get("group", "")),
         str(row.get("reference", "")),
         _measure(row),
-        NOTHING if bounds[0] is None else difference.text(),
+        UNKNOWN_NUMBER if bounds[0] is None else difference.text(),
         f"{wins} of {len(_listed(row, 'differences'))}",
         format_number(number(row, "effect"), "{:+.2f}".format),
         p_value(number(row, "p") or 0.0),
@@ -159,7 +160,6 @@ def _differing(runs: Sequence[RunRecord]) -> str:
 
 
 def _anomalies(runs: Sequence[RunRecord]) -> str:
-    """The rounds in which an update looked wrong."""
     rows = []
     for run in runs:
         rounds: dict[str, list[str]] = {}
@@ -172,7 +172,7 @@ def _anomalies(runs: Sequence[RunRecord]) -> str:
 
 
 def _shared(titles: str, findings: Iterable[tuple[str, str, str]], total: int) -> str:
-    """Of labels, each with a name and a value: a row per name and value with its labels."""
+    """A row per name and value with the labels that have it."""
     rows: dict[tuple[str, str], list[str]] = {}
     for label, name, value in findings:
         rows.setdefault((name, value), []).append(label)

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from esper_soa.lab.report.run_files import Cell, Row, RunRecord, mean_of, read_round
-from esper_soa.lab.report.run_tables import FATES, GIGA
-from esper_soa.lab.telemetry.schema import CONTROL
+from esper_soa.lab.report.run_tables import GIGA, SEED_FATES
+from esper_soa.lab.telemetry.schema import CONTROL_TABLE
 from esper_soa.lab.telemetry.table_files import table_files
 
 MAX_ROWS = 20_000  # of all runs together
-SPREAD = {"accuracy": "accuracy", "step_reward": "reward"}  # columns with extremes, by the table's
-MEANS = ("parameters", "val_loss", "train_loss")
+# Columns with extremes, and where the table has them.
+SPREAD_COLUMNS = {"accuracy": "accuracy", "step_reward": "reward"}
+MEAN_COLUMNS = ("parameters", "val_loss", "train_loss")
 
 
 def step_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
@@ -31,7 +32,7 @@ def fate_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
         (event["step"], event["kind"])
         for run in runs
         for event in _newest(run, "events")
-        if event["kind"] in FATES
+        if event["kind"] in SEED_FATES
     )
     for (step, kind), count in counts.items():
         yield {"step": step, "event": kind, "seeds": count}
@@ -48,17 +49,17 @@ def _steps(run: RunRecord) -> Iterator[Row]:
     for host in _newest(run, "steps"):
         by_step.setdefault(host["step"], []).append(host)
     control: dict[object, list[Cell]] = {}
-    for host in _newest(run, CONTROL):
+    for host in _newest(run, CONTROL_TABLE):
         control.setdefault(host["step"], []).append(host["accuracy"])
     spent = 0.0
     for hosts in by_step.values():
         spent += mean_of([host["train_flop"] for host in hosts]) or 0.0
         means: Row = {"group": run.group, "run": run.label, "step": hosts[0]["step"]}
-        for name, column in SPREAD.items():
+        for name, column in SPREAD_COLUMNS.items():
             values = [host[column] for host in hosts]
             known = [value for value in values if isinstance(value, int | float)]
             means |= {name: mean_of(known), f"{name}_min": min(known, default=None)}
             means[f"{name}_max"] = max(known, default=None)
-        means |= {name: mean_of([host[name] for host in hosts]) for name in MEANS}
+        means |= {name: mean_of([host[name] for host in hosts]) for name in MEAN_COLUMNS}
         others = mean_of(control.get(hosts[0]["step"], []))
         yield means | {"control_accuracy": others, "train_gflop": spent / GIGA}

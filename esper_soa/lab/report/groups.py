@@ -21,7 +21,7 @@ IGNORED_SETTINGS = re.compile(
     r"(seed|name|run_dir|resume|report|track|profile|device|checkpoint_\w+|(hydra|compute|telemetry)\..*)"
 )
 CONFIDENCE = 0.95
-LEVEL = 0.05  # of the tests, all comparisons together
+SIGNIFICANCE = 0.05  # of the tests, all comparisons together
 
 
 class RunGroup(NamedTuple):
@@ -71,9 +71,9 @@ def groups_of(runs: Sequence[RunRecord]) -> list[RunGroup]:
     common = set.intersection(*(set(key) for key in by_key)) if by_key else set()
     groups = []
     for key, members in by_key.items():
-        own = [override for override in key if override not in common]
+        distinct = [override for override in key if override not in common]
         names = dict.fromkeys(str(run.settings.get("name", run.label)) for run in members)
-        label = ", ".join(own or names)
+        label = ", ".join(distinct or names)
         groups.append(RunGroup(label, [replace(run, group=label) for run in members]))
     return groups
 
@@ -81,8 +81,7 @@ def groups_of(runs: Sequence[RunRecord]) -> list[RunGroup]:
 def key_of(run: RunRecord) -> tuple[str, ...]:
     """The overrides that decide what a run does, sorted."""
     plain = (override.lstrip("+") for override in run.overrides)
-    decisive = (one for one in plain if not IGNORED_SETTINGS.fullmatch(one.partition("=")[0]))
-    return tuple(sorted(decisive))
+    return tuple(sorted(x for x in plain if not IGNORED_SETTINGS.fullmatch(x.partition("=")[0])))
 
 
 def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
@@ -99,7 +98,7 @@ def standings(groups: Sequence[RunGroup]) -> list[FinishedGroup]:
         ended = group.ended
         gains = [run.gain for run in ended if run.gain is not None]
         if ended:
-            one = FinishedGroup(
+            finished = FinishedGroup(
                 group.label,
                 len(ended),
                 len(group.runs) - len(ended),
@@ -108,27 +107,25 @@ def standings(groups: Sequence[RunGroup]) -> list[FinishedGroup]:
                 parameters=mean_of([number(run.summary, "grown", "size") for run in ended]),
                 train_flop=mean_of([number(run.summary, "grown", "flop") for run in ended]),
             )
-            rows.append(one)
-    return sorted(rows, key=lambda one: -one.accuracy.mean)
+            rows.append(finished)
+    return sorted(rows, key=lambda finished: -finished.accuracy.mean)
 
 
 def pairs(groups: Sequence[RunGroup]) -> list[Pair]:
     """All pairs of groups with runs at their end, surest first; p also for all pairs together."""
     all_pairs = list(combinations([group for group in groups if group.ended], 2))
-    ps = [mann_whitney(one.accuracies, other.accuracies) for one, other in all_pairs]
+    ps = [mann_whitney(first.accuracies, other.accuracies) for first, other in all_pairs]
     results = [
-        Pair(one.label, other.label, _difference(one, other), p=p, adjusted=adjusted)
-        for (one, other), p, adjusted in zip(all_pairs, ps, holm(ps), strict=True)
+        Pair(first.label, other.label, _difference(first, other), p=p, adjusted=adjusted)
+        for (first, other), p, adjusted in zip(all_pairs, ps, holm(ps), strict=True)
     ]
     return sorted(results, key=lambda pair: pair.p)
 
 
-def _difference(one: RunGroup, other: RunGroup) -> Interval | None:
-    first, second = (
-        dict(zip((number(run.settings, "seed") for run in ended), accuracies, strict=True))
-        for ended, accuracies in ((group.ended, group.accuracies) for group in (one, other))
-    )
-    same_seeds = first.keys() == second.keys() and len(first) == len(one.ended) == len(other.ended)
-    if not same_seeds or len(first) < 2:
+def _difference(group: RunGroup, other: RunGroup) -> Interval | None:
+    first = {number(run.settings, "seed"): run.accuracy or 0.0 for run in group.ended}
+    second = {number(run.settings, "seed"): run.accuracy or 0.0 for run in other.ended}
+    repeated = len(first) < len(group.ended) or len(second) < len(other.ended)
+    if first.keys() != second.keys() or repeated or len(first) < 2:
         return None
     return difference_interval(list(first.values()), [second[seed] for seed in first], CONFIDENCE)

@@ -1,4 +1,4 @@
-"""What happened in the slots of every host, env-step by env-step, as rows of a few chosen rounds:
+"""Events in the slots of every host, env-step by env-step, as rows of a few chosen rounds:
 the first, the best and the last of a single run, the last of each of several. Needs no torch.
 """
 
@@ -11,10 +11,10 @@ from esper_soa.lab.telemetry.table_files import table_files
 
 MAX_ROWS = 20_000  # of the lanes of all rounds shown together, but for changes of seeds
 ROWS_OF_HOSTS = 32  # lanes on a screen
-HEAD = 2  # lanes of a host's name and accuracy, above its slots
+HEAD_LANES = 2  # lanes of a host's name and accuracy, above its slots
 MAX_RUNS = 16  # of which lanes are shown
 # Events that a lane marks.
-MARKED = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")
+MARKED_EVENTS = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")
 
 
 class LaneRound(NamedTuple):
@@ -34,16 +34,16 @@ class LaneRound(NamedTuple):
         first = _int(env) // count * count
         hosts = f"{first} to {min(first + count, self.hosts) - 1}"
         row: Row = {"run": self.run.label, "round": self.name, "hosts": hosts, "host": env}
-        return row, -float(_int(env) % count * (len(self.names) + HEAD) + HEAD)
+        return row, -float(_int(env) % count * (len(self.names) + HEAD_LANES) + HEAD_LANES)
 
 
 def chosen_rounds(runs: Sequence[RunRecord]) -> list[LaneRound]:
     """The rounds to be shown, with their tables; of each run the last one first."""
     rounds = []
     for run in runs[:MAX_RUNS]:
-        for number_, name in _named_rounds(run, len(runs) > 1):
+        for round_number, name in _named_rounds(run, len(runs) > 1):
             slots, steps, events = (
-                read_round(run.path, table, number_) for table in ("slots", "steps", "events")
+                read_round(run.path, table, round_number) for table in ("slots", "steps", "events")
             )
             if slots and steps:
                 hosts = 1 + max(_int(row["env"]) for row in steps)
@@ -58,34 +58,34 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[LaneRound]:
 
 
 def _named_rounds(run: RunRecord, last_alone: bool) -> list[tuple[int, str]]:
-    """Rounds and their names."""
     available = list(table_files(run.path, "slots"))
     if not available:
         return []
     accuracies = {number(line, "round"): number(line, "accuracy", "mean") for line in run.rounds}
-    ended = [one for one in available if accuracies.get(one) is not None]
+    ended = [round_number for round_number in available if accuracies.get(round_number) is not None]
     names = {available[-1]: ["last" if available[-1] in ended or not run.rounds else "in progress"]}
     if ended and not last_alone:
-        names.setdefault(max(ended, key=lambda one: accuracies[one] or 0.0), []).append("best")
+        best = max(ended, key=lambda number: accuracies[number] or 0.0)
+        names.setdefault(best, []).append("best")
         names.setdefault(available[0], []).append("first")
-    return [(one, f"{one} ({', '.join(words)})") for one, words in names.items()]
+    return [(place, f"{place} ({', '.join(words)})") for place, words in names.items()]
 
 
 def hosts_on_screen(slots: int) -> int:
     """Hosts whose lanes are shown at once; each has a lane per slot below its HEAD."""
-    return max(1, min(8, ROWS_OF_HOSTS // (slots + HEAD)))
+    return max(1, min(8, ROWS_OF_HOSTS // (slots + HEAD_LANES)))
 
 
 def lane_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
     """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where
     its lane stands. Stretches are longer where there are many rows: each tells one contribution.
     """
-    longest = 1 + sum(len(one.seeds) for one in rounds) // MAX_ROWS
-    for one in rounds:
-        yield from _intervals(one, longest)
+    longest = 1 + sum(len(shown.seeds) for shown in rounds) // MAX_ROWS
+    for shown in rounds:
+        yield from _intervals(shown, longest)
 
 
-def _intervals(one: LaneRound, longest: int) -> Iterator[Row]:
+def _intervals(shown: LaneRound, longest: int) -> Iterator[Row]:
     """Rows of a round; at most `longest` env-steps each."""
     since = count()
 
@@ -95,17 +95,17 @@ def _intervals(one: LaneRound, longest: int) -> Iterator[Row]:
         values = tuple(row[name] for name in ("env", "slot", "seed", "stage", "alpha"))
         return (*values, step - next(since), (step - 1) // longest)
 
-    by_lane = sorted(one.seeds, key=lambda row: (_int(row["env"]), str(row["slot"])))
+    by_lane = sorted(shown.seeds, key=lambda row: (_int(row["env"]), str(row["slot"])))
     for _, same_rows in groupby(by_lane, key=same):
         rows = list(same_rows)
         first = rows[0]
-        row, base = one.place(first["env"])
+        row, base = shown.place(first["env"])
         row |= {name: first[name] for name in ("slot", "stage", "seed", "alpha")}
         fossil = first["stage"] == "fossilized"  # is not switched off, so that nothing is measured
         yield row | {
             "from": _int(first["step"]) - 1,
             "to": rows[-1]["step"],
-            "base": base - one.names.index(str(first["slot"])) - 1,
+            "base": base - shown.names.index(str(first["slot"])) - 1,
             "blueprint": first["blueprint"] or "none",
             "contribution": mean_of([row["contribution"] for row in rows]),
             "shapley": None if fossil else mean_of([row["shapley"] for row in rows]),
@@ -114,29 +114,29 @@ def _intervals(one: LaneRound, longest: int) -> Iterator[Row]:
 
 def accuracy_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
     """A row per host and env-step: its accuracy, and where it lies in the lane above its slots."""
-    every = 1 + sum(len(one.steps) for one in rounds) // MAX_ROWS
-    for one in rounds:
-        known = [(row, row["accuracy"]) for row in one.steps]
+    every = 1 + sum(len(shown.steps) for shown in rounds) // MAX_ROWS
+    for shown in rounds:
+        known = [(row, row["accuracy"]) for row in shown.steps]
         values = [value for _, value in known if isinstance(value, int | float)]
         low = min(values, default=0.0)
         high = max(values, default=1.0)
-        last = {row["env"]: row["step"] for row in one.steps}  # in the order of env-steps
+        last = {row["env"]: row["step"] for row in shown.steps}  # in the order of env-steps
         for row, value in known:
             env = row["env"]
             step = row["step"]
             if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
-                start, base = one.place(env)
+                start, base = shown.place(env)
                 height = base + 1.4 * (value - low) / ((high - low) or 1.0)
                 yield start | {"step": step, "accuracy": value, "y": height}
 
 
 def name_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
     """A row per host: its name with its last accuracy, and why its episode ended early."""
-    for one in rounds:
-        ended = {row["env"]: row["accuracy"] for row in one.steps}  # in the order of env-steps
-        early = {row["env"]: row["cause"] for row in one.events if row["kind"] == "ended_early"}
+    for shown in rounds:
+        ended = {row["env"]: row["accuracy"] for row in shown.steps}  # in the order of env-steps
+        early = {row["env"]: row["cause"] for row in shown.events if row["kind"] == "ended_early"}
         for env, accuracy in ended.items():
-            row, base = one.place(env)
+            row, base = shown.place(env)
             words = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
             words += f", ended early: {early[env]}" if env in early else ""
             yield row | {"y": base + 0.95, "words": f"host {env}: {words}"}
@@ -144,12 +144,12 @@ def name_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
 
 def mark_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
     """A row per event: in the middle of its slot's lane, or of a whole host beside its name."""
-    for one in rounds:
-        for event in (event for event in one.events if event["kind"] in MARKED):
-            row, base = one.place(event["env"])
+    for shown in rounds:
+        for event in (event for event in shown.events if event["kind"] in MARKED_EVENTS):
+            row, base = shown.place(event["env"])
             slot = event["slot"]
             row |= {name: event[name] for name in ("step", "slot", "blueprint", "cause")}
-            y = base - (one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4)
+            y = base - (shown.names.index(str(slot)) + 0.6 if slot in shown.names else -0.4)
             yield row | {"event": event["kind"], "y": y}
 
 

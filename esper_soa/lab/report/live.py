@@ -14,11 +14,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from esper_soa.lab.report.bundle import bundle
-from esper_soa.lab.report.page import POLICY, Parts, page_html, parts_of
+from esper_soa.lab.report.page import CONTENT_POLICY, Parts, page_html, parts_of
 from esper_soa.lab.report.run_files import find_runs
 from esper_soa.lab.report.sections import asset
 from esper_soa.system.console import ending_with_status, parser
@@ -30,9 +31,9 @@ HOST = "127.0.0.1"
 PORT = 8765
 NICENESS = 10  # lower priority than the runs that are watched
 MIN_SECONDS = 2.0  # between two readings of run folders
-READ = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run folder
-SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
-LIVE = (
+WATCHED_FILES = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run folder
+LIVE_POLICY = f"{CONTENT_POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
+LIVE_HEAD = (
     '<script src="/vega.js"></script>'
     '<div class="state" id="live" role="status" data-stamp="{stamp}" '
     'data-changed="{changed}" data-ended="{ended}"></div>'
@@ -49,10 +50,10 @@ HELP = f"""\
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
     """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
     stats = []
-    for file in (file for path in paths for pattern in READ for file in path.glob(pattern)):
+    for file in chain.from_iterable(path.glob(name) for path in paths for name in WATCHED_FILES):
         with suppress(FileNotFoundError):  # a resumed run has removed it just now
             stats.append(file.stat())
-    newest = max((one.st_mtime_ns for one in stats), default=0)
+    newest = max((stat.st_mtime_ns for stat in stats), default=0)
     return f"{len(stats)}-{newest}-{sum(one.st_size for one in stats)}", newest / 1e9
 
 
@@ -105,7 +106,7 @@ class Server(ThreadingHTTPServer):
         self.parts = Parts("", "", "", data="", ended=False)
 
     def look(self) -> tuple[Parts, str]:
-        """What is to be shown, and a stamp that changes with it; UserError where no run is."""
+        """The parts of the page, and a stamp that changes with them; UserError where no run is."""
         with self.turn:
             if time.monotonic() - self.read_at >= MIN_SECONDS:
                 runs = find_runs(self.folders)
@@ -127,9 +128,9 @@ class Server(ThreadingHTTPServer):
         changed = max(0, round(time.time() - self.written))  # seconds since something was
         if url.path == "/":
             ended = str(parts.ended).lower()
-            live = LIVE.format(stamp=stamp, changed=changed, ended=ended)
+            live = LIVE_HEAD.format(stamp=stamp, changed=changed, ended=ended)
             programs = [asset("page.js"), asset("live.js")]
-            return 200, "text/html", page_html(parts, programs, SELF, live=live)
+            return 200, "text/html", page_html(parts, programs, LIVE_POLICY, live=live)
         message: dict[str, object] = {"changed": changed}
         if parse_qs(url.query).get("since") != [stamp]:
             data = json.loads(parts.data)
@@ -143,12 +144,12 @@ def main(arguments: list[str] | None = None) -> None:
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
     targets = words.parse_args(arguments).runs
     with ending_with_status(), suppress(Interrupted):
-        watch([one for one in targets if not one.startswith("port=")], port_of(targets))
+        watch([target for target in targets if not target.startswith("port=")], port_of(targets))
 
 
 def port_of(targets: Sequence[str]) -> int:
     """The port that is asked for; raises SettingError for what is none."""
-    named = [one.removeprefix("port=") for one in targets if one.startswith("port=")]
+    named = [target.removeprefix("port=") for target in targets if target.startswith("port=")]
     value = [str(PORT), *named][-1]
     check(
         value.isdecimal() and int(value) < 2**16, "port", value, allowed="a number from 0 to 65535"

@@ -15,7 +15,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.lab.report.bundle import MISSING, available, bundle
+from esper_soa.lab.report.bundle import MISSING_EXTRA, available, bundle
 from esper_soa.lab.report.details import comparisons, details, updates
 from esper_soa.lab.report.groups import RunGroup, groups_of
 from esper_soa.lab.report.run_files import RunRecord, Table, find_runs
@@ -28,9 +28,9 @@ from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import Session
 
 MAX_KINDS = 4  # of runs that the head names
-ABOUT = {"name": "", "task.name": "", "policy.name": "policy ", "reward.mode": "reward "}
+ABOUT_PREFIXES = {"name": "", "task.name": "", "policy.name": "policy ", "reward.mode": "reward "}
 # The page takes the scripts and styles that are marked, and can neither fetch nor send anything.
-POLICY = (
+CONTENT_POLICY = (
     "default-src 'none'; style-src 'nonce-{mark}'; script-src 'nonce-{mark}' "
     "'unsafe-eval'; img-src data: blob:"
 )
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
 
 def page_of(runs: Sequence[RunRecord], program: str) -> str:
     """The page; `program` is what draws its figures."""
-    return page_html(parts_of(runs), [program, asset("page.js")], POLICY)
+    return page_html(parts_of(runs), [program, asset("page.js")], CONTENT_POLICY)
 
 
 def parts_of(runs: Sequence[RunRecord]) -> Parts:
@@ -56,7 +56,7 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
     groups = groups_of(runs)
     sections, tables = make_drawing(groups)
     more = {"growth": comparisons(groups), "policy": updates(tables)}
-    links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in sections)
+    links = "".join(f'<a href="#{section.id}">{escape(section.title)}</a>' for section in sections)
     body = "".join(_section(section, more.get(section.id, "")) for section in sections)
     return Parts(
         escape(f"{runs[0].label if len(runs) == 1 else f'{len(runs)} runs'} - esper_soa"),
@@ -74,7 +74,7 @@ def page_html(parts: Parts, programs: Sequence[str], policy: str, live: str = ""
     """
     content = f"{parts.main}{parts.data}".encode(errors="backslashreplace")
     mark = hashlib.sha256(content).hexdigest()
-    scripts = "".join(f'<script nonce="{mark}">{one}</script>\n' for one in programs)
+    scripts = "".join(f'<script nonce="{mark}">{program}</script>\n' for program in programs)
     head = asset("head.html").format(
         policy=policy.format(mark=mark),
         mark=mark,
@@ -91,7 +91,6 @@ def page_html(parts: Parts, programs: Sequence[str], policy: str, live: str = ""
 
 
 def _opening(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> str:
-    """State, verdict and tiles."""
     words, ended = state_of(runs)
     state = f'<span class="state{"" if ended else " unfinished"}">{escape(words)}</span>'
     tiles = "".join(
@@ -109,8 +108,8 @@ def _opening(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> str:
 
 
 def _about(run: RunRecord) -> str:
-    """Name, task, policy, reward and data, as far as they are known."""
-    facts = [f"{word}{run.settings[name]}" for name, word in ABOUT.items() if name in run.settings]
+    known = [(name, word) for name, word in ABOUT_PREFIXES.items() if name in run.settings]
+    facts = [f"{word}{run.settings[name]}" for name, word in known]
     data = str(run.summary.get("data", "")).split(" (")[0]
     return ", ".join([*facts, data] if data else facts)
 
@@ -152,7 +151,7 @@ def _data(sections: Sequence[Section], tables: Mapping[str, Table]) -> str:
 def report_in(folder: Path) -> str:
     """Write the report of the runs in `folder` there; why there is none, else "". OSError."""
     if not available():
-        return f"none, as {MISSING}"
+        return f"none, as {MISSING_EXTRA}"
     failures = Failures()
     text = ""
     with failures:

@@ -21,7 +21,7 @@ Record = dict[str, object]
 Cell: TypeAlias = None | int | float | str
 Row: TypeAlias = dict[str, Cell]
 Table: TypeAlias = dict[str, list[Cell]]  # columns of one length
-DEEPEST = 32  # records and lists within each other; those of a run are 5 deep
+MAX_JSON_DEPTH = 32  # records and lists within each other; those of a run are 5 deep
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def _parsed(text: str, path: Path) -> Record:
     """The record that `text`, out of the file `path`, holds as JSON."""
     try:
         record = json.loads(text or "{}")
-        if _deeper(record, DEEPEST):
-            raise ValueError(f"more than {DEEPEST} deep")
+        if _deeper(record, MAX_JSON_DEPTH):
+            raise ValueError(f"more than {MAX_JSON_DEPTH} deep")
     except (ValueError, RecursionError) as error:
         LOGGER.warning("report   without a part of %s: %s", path, error)
         return {}
@@ -154,7 +154,7 @@ def _parsed(text: str, path: Path) -> Record:
 
 def _deeper(value: object, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_deeper(one, levels - 1) for one in inner)
+    return levels < 0 or any(_deeper(part, levels - 1) for part in inner)
 
 
 def read_round(run: Path, table: str, number: int) -> list[Row]:

@@ -21,10 +21,10 @@ from esper_soa.system.json_lines import Json
 
 Shares: TypeAlias = Mapping[str, float | None]
 
-DIGITS = 6  # significant ones of a number in the page
+PAGE_DIGITS = 6  # significant ones of a number in the page
 GIGA = 1e9
 # Numbers of a line of metrics.jsonl, by column: where they are in it.
-ROUND = {
+ROUND_NUMBERS = {
     **{
         f"{name}{end}": (name, kind)
         for name in ("accuracy", "reward")
@@ -34,7 +34,7 @@ ROUND = {
     "explained_variance": ("update", "explained_variance"),
     "kl": ("update", "approx_kl"),
 }
-FATES = ("germinated", "fossilized", "pruned")
+SEED_FATES = ("germinated", "fossilized", "pruned")
 
 
 def table_of(rows: Iterable[Row]) -> Table:
@@ -45,7 +45,7 @@ def table_of(rows: Iterable[Row]) -> Table:
 
 
 def _rounded(value: Cell) -> Cell:
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return float(f"{value:.{PAGE_DIGITS}g}") if isinstance(value, float) else value
 
 
 def pack_table(table: Table) -> dict[str, Json]:
@@ -65,7 +65,7 @@ def round_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     for run in runs:
         for line in run.rounds:
             row: Row = {"group": run.group, "run": run.label, "round": round_of(line)}
-            row |= {name: number(line, *names) for name, names in ROUND.items()}
+            row |= {name: number(line, *names) for name, names in ROUND_NUMBERS.items()}
             yield row | {"train_gflop": _giga(number(line, "train_flop"))}
 
 
@@ -86,7 +86,7 @@ def mean_rows(table: Table, time: str) -> Iterator[Row]:
 
 def part_rows(runs: Sequence[RunRecord], name: str) -> list[Row]:
     """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
-    column, value_name, reader = PARTS[name]
+    column, value_name, reader = PART_READERS[name]
     rows: list[Row] = [
         {"run": run.label, "round": round_of(line), column: name, value_name: value}
         for run in runs
@@ -136,9 +136,9 @@ def _seconds(line: Record) -> Shares:
     return {name: number(line, f"{name}_seconds") for name in ("collect", "update")}
 
 
-# What a run has under names, round by round: the columns of the names and of the numbers, and what
-# reads them in a line.
-PARTS: dict[str, tuple[str, str, Callable[[Record], Shares]]] = {
+# Named numbers of a run, round by round: the columns of the names and of the numbers, and their
+# reader in a line.
+PART_READERS: dict[str, tuple[str, str, Callable[[Record], Shares]]] = {
     "shapley": ("slot", "shapley", _all_of("shapley")),
     "ops": ("op", "share", _shares_of_ops),
     "terms": ("term", "term_sum", _all_of("reward_terms")),
@@ -152,14 +152,14 @@ def blueprint_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     """A row per run and blueprint: seeds by fate, and means over those that came to an end."""
     for run in runs:
         records = [part(line, "blueprints") for line in run.rounds]
-        for name in sorted({name for one in records for name in one}):
-            fates = _fates([part(one, name) for one in records])
+        for name in sorted({name for record in records for name in record}):
+            fates = _fates([part(record, name) for record in records])
             yield {"run": run.label, "blueprint": name, **fates}
 
 
 def _fates(records: Sequence[Record]) -> Row:
     """Counts summed over rounds; a mean weighs each round by the seeds that it is a mean of."""
-    counts = {name: sum(int(number(one, name) or 0) for one in records) for name in FATES}
+    counts = {name: sum(int(number(part, name) or 0) for part in records) for name in SEED_FATES}
     ended = counts["fossilized"] + counts["pruned"]
     return {
         **counts,
@@ -171,14 +171,14 @@ def _fates(records: Sequence[Record]) -> Row:
 
 
 def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None:
-    pairs = [(number(one, name), number(one, weight) or 0.0) for one in records]
+    pairs = [(number(record, name), number(record, weight) or 0.0) for record in records]
     known = [(value, count) for value, count in pairs if value is not None and count > 0]
     total = sum(count for _, count in known)
     return sum(value * count for value, count in known) / total if total else None
 
 
 def _last_episodes(runs: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, Record]]:
-    """Of last rounds at the end: the run, whether its hosts are grown or control, the episode."""
+    """The episodes of last rounds, each with its run and whether its hosts are grown or control."""
     for run in runs:
         for kind in ("grown", "control"):
             episodes = part(run.summary, kind).get("episodes")
@@ -201,13 +201,13 @@ def setting_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     """A row per host and setting of which each has its own."""
     for run, kind, episode in _last_episodes(runs):
         results = [numbers(episode, of) for of in ("test_accuracies", "parameters")]
-        own = part(episode, "settings")
-        for name, values in own.items():
-            column = numbers(own, name)
+        env_settings = part(episode, "settings")
+        for name, values in env_settings.items():
+            column = numbers(env_settings, name)
             items = values if isinstance(values, list) else []
-            words = list(dict.fromkeys(one for one in items if isinstance(one, str)))
+            words = list(dict.fromkeys(item for item in items if isinstance(item, str)))
             if words:  # numbered, as the axis has numbers
-                column = [1 + words.index(one) if one in words else None for one in items]
+                column = [1 + words.index(item) if item in words else None for item in items]
                 named = (f"{number}: {word}" for number, word in enumerate(words, 1))
                 name = f"{name} ({', '.join(named)})"
             for env, (value, accuracy, size) in enumerate(zip(column, *results, strict=False)):
@@ -217,13 +217,13 @@ def setting_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
 
 def standing_rows(standings: Sequence[FinishedGroup]) -> Iterator[Row]:
     """A row per group, the best first; a bound that is not finite is left out."""
-    for one in standings:
-        row: Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
-        for name, interval in (("accuracy", one.accuracy), ("gain", one.gain)):
+    for group in standings:
+        row: Row = {"group": group.label, "runs": group.runs, "left_out": group.left_out}
+        for name, interval in (("accuracy", group.accuracy), ("gain", group.gain)):
             for end, bound in zip(("", "_low", "_high"), interval or (None,) * 3, strict=True):
                 row[name + end] = number({"": bound}, "")
-        flop = _giga(one.train_flop)
-        yield row | {"parameters": one.parameters, "train_gflop": flop}
+        flop = _giga(group.train_flop)
+        yield row | {"parameters": group.parameters, "train_gflop": flop}
 
 
 def final_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:

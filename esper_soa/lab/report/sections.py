@@ -1,5 +1,5 @@
-"""What a report shows: the sections and figures that assets/charts.yaml lists, filled in from the
-tables that they are drawn from. One that would have nothing to show is left out. Needs no torch.
+"""The sections and figures of a report that assets/charts.yaml lists, filled in from the tables
+that they are drawn from. One that would have nothing to show is left out. Needs no torch.
 """
 
 import json
@@ -13,7 +13,7 @@ import yaml
 from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.groups import RunGroup, standings
 from esper_soa.lab.report.run_files import Row, RunRecord, Table
-from esper_soa.lab.report.text import NOTHING
+from esper_soa.lab.report.text import UNKNOWN_NUMBER
 from esper_soa.system.json_lines import Json
 
 ASSETS = files("esper_soa.lab.report") / "assets"
@@ -21,12 +21,13 @@ NUM_COLOURS = 12  # of page.css: --c1 to --c12
 # Fields of tooltips: of several runs alone, and of the spread of one run.
 OF_SEVERAL = ("group", "runs")
 OF_HOSTS = ("_min", "_max")
-HEIGHT = 220  # pixels; of a lane, and of a row of bars:
-LANE = 19
-ROW = 40
-BAR = 24
-STRIP = 46  # below the axis of a figure, for what happened to seeds
-SAME = ("id", "title", "caption", "table", "choices", "wide")  # of a figure, as charts.yaml has it
+FIGURE_HEIGHT = 220  # pixels; of a lane, and of a row of bars:
+LANE_HEIGHT = 19
+ROW_HEIGHT = 40
+BAR_HEIGHT = 24
+STRIP_HEIGHT = 46  # below the axis of a figure, for what happened to seeds
+# Fields of a figure that it has in charts.yaml.
+FIGURE_FIELDS = ("id", "title", "caption", "table", "choices", "wide")
 
 
 class Section(NamedTuple):
@@ -35,9 +36,9 @@ class Section(NamedTuple):
     id: str
     title: str
     words: str
-    # By name what page.js reads: SAME (`table`: opened beside it, `choices`: fields of which the
-    # reader chooses one value), `spec` in Vega-Lite, `data` (tables that it draws from), and
-    # `columns` of its table: of each the field, the title, and what stands for a missing number.
+    # page.js reads FIGURE_FIELDS (`table`: opened beside it, `choices`: fields of which the reader
+    # chooses one value), `spec` in Vega-Lite, `data` (tables that it draws from), and `columns` of
+    # its table, each a field, a title, and a text that stands for a missing number.
     figures: list[dict]
 
 
@@ -48,7 +49,7 @@ def asset(name: str) -> str:
 
 @cache
 def charts() -> dict:
-    """What charts.yaml says."""
+    """The content of charts.yaml."""
     return dict(yaml.safe_load(asset("charts.yaml")))
 
 
@@ -92,8 +93,8 @@ def tables_of(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> dict[str
         "hostnames": lanes.name_rows(rounds),
         "marks": lanes.mark_rows(rounds),
         "blueprints": run_tables.blueprint_rows(runs),
-    } | {name: run_tables.part_rows(runs, name) for name in run_tables.PARTS}
-    made = {name: run_tables.table_of(one) for name, one in rows.items()}
+    } | {name: run_tables.part_rows(runs, name) for name in run_tables.PART_READERS}
+    made = {name: run_tables.table_of(table_rows) for name, table_rows in rows.items()}
     return {"steps": steps, "rounds": lines} | made
 
 
@@ -132,26 +133,26 @@ def _figure(chart_entry: dict, tables: Mapping[str, Table], runs: Sequence[RunRe
         "control_course": course,
         "control": ended and not course,
         "shared": 2 * len({*data.get("value", [])}) < len(data.get("value", [])),
-        "scale": "log" if all(float(one or 0) > 0 for one in data.get("value", [])) else "linear",
+        "scale": "log" if all(float(v or 0) > 0 for v in data.get("value", [])) else "linear",
         "tooltip": [name for name in entry["tooltip"] if not name.endswith(left_out)],
         "way_tooltip": [entry["x"] if name == "round" else name for name in entry["way_tooltip"]],
-        "offset": STRIP if entry["strip"] else 0,
+        "offset": STRIP_HEIGHT if entry["strip"] else 0,
     }
-    row = BAR if entry["kind"] == "bars" else ROW
-    height = 50 + row * len({*data[entry["rows"]]}) if entry["rows"] else HEIGHT
+    row = BAR_HEIGHT if entry["kind"] == "bars" else ROW_HEIGHT
+    height = 50 + row * len({*data[entry["rows"]]}) if entry["rows"] else FIGURE_HEIGHT
     if entry["kind"] == "lanes":
         # for as many hosts as there are, or as a screen has
         slots = max((run.slots for run in runs), key=len)
         hosts = 1 + max(int(host or 0) for host in tables["accuracies"]["host"])
-        rows = min(lanes.hosts_on_screen(len(slots)), hosts) * (len(slots) + lanes.HEAD)
+        rows = min(lanes.hosts_on_screen(len(slots)), hosts) * (len(slots) + lanes.HEAD_LANES)
         entry |= {"lane_axis": _lane_axis(slots, rows), "lane_domain": [-rows, 0]}
-        height = LANE * rows
+        height = LANE_HEIGHT * rows
     spec = chart(entry["kind"], entry["title"], height, values=entry)
-    return {name: entry[name] for name in SAME} | {
+    return {name: entry[name] for name in FIGURE_FIELDS} | {
         "spec": spec,
         "data": sorted({layer["data"]["name"] for layer in spec["layer"]}),
         "columns": [
-            [name, _title(name), charts()["missing"].get(name, NOTHING)]
+            [name, _title(name), charts()["missing"].get(name, UNKNOWN_NUMBER)]
             for name in entry["columns"]
         ],
     }
@@ -159,19 +160,18 @@ def _figure(chart_entry: dict, tables: Mapping[str, Table], runs: Sequence[RunRe
 
 def _colours(field: str, names: list[str]) -> dict:
     """Every one of `names` keeps its colour, whichever are drawn. A lone group needs no legend."""
-    own = charts()["colours"]
-    colours = [
-        f"var(--{own.get(name, f'c{1 + place % NUM_COLOURS}')})" for place, name in enumerate(names)
-    ]
+    fixed = charts()["colours"]
+    codes = [fixed.get(name, f"c{1 + place % NUM_COLOURS}") for place, name in enumerate(names)]
+    colours = [f"var(--{code})" for code in codes]
     legend: Json = None if field == "group" and len(names) == 1 else {}
     return {"names": names, "colours": colours, "legend": legend}
 
 
 def _lane_axis(slots: Sequence[str], rows: int) -> dict:
-    """From the first host's name downwards; each slot's name stands beside its lane."""
-    block = len(slots) + lanes.HEAD
-    values: Json = [-(row + 0.55) for row in range(rows) if row % block >= lanes.HEAD]
-    words = f"{json.dumps(slots)}[round(-datum.value - 0.55) % {block} - {lanes.HEAD}]"
+    """The axis runs down from the first host's name; a slot's name stands beside its lane."""
+    block = len(slots) + lanes.HEAD_LANES
+    values: Json = [-(row + 0.55) for row in range(rows) if row % block >= lanes.HEAD_LANES]
+    words = f"{json.dumps(slots)}[round(-datum.value - 0.55) % {block} - {lanes.HEAD_LANES}]"
     return {**charts()["lane_axis"], "values": values, "labelExpr": words, "tickCount": rows}
 
 
@@ -204,7 +204,6 @@ def _fill_template(template: Json, values: Mapping[str, Json]) -> Json:
 
 
 def _tooltip(name: str) -> dict:
-    """What the pointer tells of a field."""
     title, *form = charts()["fields"][name]
     return {"field": name, "title": title} | ({"format": form[0]} if form else {})
 

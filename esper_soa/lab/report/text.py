@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from esper_soa.lab.report.groups import LEVEL, FinishedGroup, RunGroup, pairs, standings
+from esper_soa.lab.report.groups import SIGNIFICANCE, FinishedGroup, RunGroup, pairs, standings
 from esper_soa.lab.report.run_files import Cell, RunRecord, number, part
 from esper_soa.training.results.progress import duration
 from esper_soa.training.results.verdict import control_text
 
-NOTHING = "–"  # stands where a number is not known
-PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+UNKNOWN_NUMBER = "–"  # stands where a number is not known
+UNIT_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 class Highlight(NamedTuple):
@@ -45,18 +45,17 @@ def _of_one(run: RunRecord) -> str:
     return f"{words}; hosts ended the first at {first:.2f} % and the last at {last:.2f} %."
 
 
-def _of_seeds(one: FinishedGroup) -> str:
-    """Several runs of the same settings."""
-    ended = f"{one.runs} runs end at {one.accuracy.text('.2f')} %"
-    if one.gain is None:
+def _of_seeds(group: FinishedGroup) -> str:
+    ended = f"{group.runs} runs end at {group.accuracy.text('.2f')} %"
+    if group.gain is None:
         return f"{ended}; not all of them have a control to be set beside."
-    gain = one.gain.text(unit="points")
-    mean = f"the control, mean of {one.runs} runs; {ended}."
-    if one.gain.low > 0:
+    gain = group.gain.text(unit="points")
+    mean = f"the control, mean of {group.runs} runs; {ended}."
+    if group.gain.low > 0:
         return f"Growth paid: {gain} over {mean}"
-    if one.gain.high < 0:
+    if group.gain.high < 0:
         return f"Growth cost accuracy: {gain} against {mean}"
-    return f"No difference from the control that {one.runs} runs could show: {gain}; {ended}."
+    return f"No difference from the control that {group.runs} runs could show: {gain}; {ended}."
 
 
 def _of_groups(rows: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str:
@@ -69,7 +68,7 @@ def _of_groups(rows: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str
         return f"“{best.label}” and “{second.label}” end highest, and alike: {ends} %."
     compared = pairs(groups)
     pair = next(pair for pair in compared if {pair.label, pair.other} == {best.label, second.label})
-    certainty = "clearly" if pair.adjusted < LEVEL else "not surely"
+    certainty = "clearly" if pair.adjusted < SIGNIFICANCE else "not surely"
     tests = f"{len(compared)} comparison{'s' if len(compared) > 1 else ''}"
     p = f"p = {p_value(pair.adjusted)}, exact, corrected for {tests}"
     return (
@@ -84,7 +83,7 @@ def p_value(p: float) -> str:
 
 
 def state_of(runs: Sequence[RunRecord]) -> tuple[str, bool]:
-    """Whether the runs have come to their end, in words, and whether all have."""
+    """A text that says whether the runs have come to their end, and whether all have."""
     ended = sum(run.finished for run in runs)
     if len(runs) == 1:
         run = runs[0]
@@ -100,7 +99,7 @@ def tiles_of(groups: Sequence[RunGroup]) -> list[Highlight]:
 
 
 def _tiles_of_one(run: RunRecord) -> list[Highlight]:
-    """As the final table has them, or as far as the last round says; beside them the control."""
+    """Numbers of the final table, else of the last round; beside them those of the control."""
     last = run.rounds[-1] if run.rounds else {}
     grown = part(run.summary, "grown") or {
         "validation_accuracy": number(last, "accuracy", "mean"),
@@ -154,11 +153,11 @@ def _tiles_of_several(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> 
 
 
 def flop_in_words(value: float) -> str:
-    """With the prefix that leaves a number of 1 to 999."""
-    power = min(int(math.log10(value)) // 3, len(PREFIXES) - 1) if value >= 1 else 0
-    return f"{value / 1000**power:,.3g} {PREFIXES[power]}FLOP"
+    """FLOP with the prefix that leaves a number of 1 to 999."""
+    power = min(int(math.log10(value)) // 3, len(UNIT_PREFIXES) - 1) if value >= 1 else 0
+    return f"{value / 1000**power:,.3g} {UNIT_PREFIXES[power]}FLOP"
 
 
 def format_number(value: Cell, form: Callable[[float], str]) -> str:
     """A number in its form; NOTHING for what is none."""
-    return form(value) if isinstance(value, int | float) else NOTHING
+    return form(value) if isinstance(value, int | float) else UNKNOWN_NUMBER

@@ -1,4 +1,4 @@
-"""Where a sweep goes, what it and its jobs cannot have, what Hydra's launchers need. No torch."""
+"""The folder of a sweep, limits of it and its jobs, needs of Hydra's launchers. No torch."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ from esper_soa.training.files.run_folder import (
 )
 from esper_soa.training.start.begin import launched_rank, requested_folder
 
-SWEEP = "sweep_"  # before the time in the name of a sweep's folder
+SWEEP_PREFIX = "sweep_"  # before the time in the name of a sweep's folder
 # Plugins of our own, which Hydra looks for under that name.
 PLUGIN_PACKAGE = "hydra_plugins.esper_soa_sweeps"
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher."
@@ -29,13 +29,13 @@ LAUNCHERS = {
     f"{SUBMITIT}SlurmLauncher": f"{PLUGIN_PACKAGE}.submitit.SlurmJobs",
 }
 CHOSEN_BY = re.compile(r"(hydra/launcher|hydra/sweeper|\+sweep)=\[?([\w,]+)")
-# By what is chosen: the module that has to be there, and the extra that brings it.
-SUBMITTED = ("hydra_plugins.hydra_submitit_launcher", "sweep")
+# The module that a choice needs, and the extra that brings it.
+SUBMITIT_PLUGIN = ("hydra_plugins.hydra_submitit_launcher", "sweep")
 PLUGINS = {
     "joblib": ("hydra_plugins.hydra_joblib_launcher", "sweep"),
-    "submitit_local": SUBMITTED,
-    "submitit_slurm": SUBMITTED,
-    "slurm": SUBMITTED,
+    "submitit_local": SUBMITIT_PLUGIN,
+    "submitit_slurm": SUBMITIT_PLUGIN,
+    "slurm": SUBMITIT_PLUGIN,
     "ray": ("hydra_plugins.hydra_ray_launcher", "ray"),
     "optuna": ("optuna", "sweep"),
     "optuna_search": ("optuna", "sweep"),
@@ -109,8 +109,8 @@ def open_sweep_folder(sweep_dir: str, name: str, resume: bool) -> Path:
     parent = RUNS_FOLDER / name
     if sweep_dir:
         return writable(user_path("run_dir", sweep_dir), "run_dir").path
-    sweeps = dated_folders(parent, SWEEP) if resume else []
-    return sweeps[0].resolve() if sweeps else make_dated_folder(parent, SWEEP)
+    sweeps = dated_folders(parent, SWEEP_PREFIX) if resume else []
+    return sweeps[0].resolve() if sweeps else make_dated_folder(parent, SWEEP_PREFIX)
 
 
 def check_job(hydra: HydraConf, settings: TrainConfig) -> None:

@@ -14,7 +14,7 @@ from esper_soa.training.loop.callbacks import Callback, RunView
 
 
 class Pruner(Callback):
-    """Of the trial whose job Hydra has begun in this process."""
+    """Ends the trial whose job Hydra has begun in this process, where it is hopeless."""
 
     def __init__(self, hydra: HydraConf) -> None:
         study = load_study(hydra.sweeper, Path(hydra.sweep.dir))

@@ -22,7 +22,7 @@ class Status:
     KILLED = "killed"
 
 
-ENDED = (Status.DONE, Status.PRUNED)  # a sweep that goes on leaves such jobs alone
+ENDED_STATUSES = (Status.DONE, Status.PRUNED)  # a sweep that goes on leaves such jobs alone
 
 
 @dataclass(frozen=True)

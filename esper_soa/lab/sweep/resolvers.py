@@ -1,4 +1,4 @@
-"""What configurations and command lines compute of a job's number and of the machine. No torch.
+"""Functions of a job's number and of the machine, for configurations and command lines. No torch.
 
 device: cuda:${modulo:${hydra:job.num},4}                      job by job another of four GPUs
 compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    cores here, shared by n_jobs jobs

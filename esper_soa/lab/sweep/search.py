@@ -28,8 +28,7 @@ from esper_soa.lab.sweep.records import Status, read_records
 from esper_soa.system.errors import UserError, check, check_choice
 
 # Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
-STUDY = "study.log"
-NAME = "search"
+STUDY_FILE = "study.log"
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "halving", "none")
 # The least of whole numbers among the settings of the search.
@@ -46,8 +45,8 @@ class Space(NamedTuple):
 
     def record(self) -> dict[str, object]:
         """The fields that the study keeps of it."""
-        overrides = (one for one in self.fixed if not one.startswith(MAY_CHANGE))
-        searched = {name: str(one) for name, one in self.searched.items()}
+        overrides = (item for item in self.fixed if not item.startswith(MAY_CHANGE))
+        searched = {name: str(item) for name, item in self.searched.items()}
         return {"searched": searched, "fixed": sorted(overrides)}
 
 
@@ -65,36 +64,35 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
     space = space_of([*params, *arguments])
     study = open_study(settings, sweep, space, resume=config.resume == "auto")
     OmegaConf.save(config, sweep / "multirun.yaml")
-    running = [one.number for one in study.trials if one.state == TrialState.RUNNING]
+    running = [trial.number for trial in study.trials if trial.state == TrialState.RUNNING]
     while running or len(study.trials) < settings.n_trials:
         count = min(settings.n_jobs, settings.n_trials - len(study.trials))
         running = running or [study.ask(space.searched).number for _ in range(count)]
         batch = first_batch(running, settings.n_jobs)
         run_trials(study, space, launcher, numbers=batch, sweep=sweep)
         running = running[len(batch) :]
-    ended = [one for one in study.trials if one.state == TrialState.COMPLETE]
+    ended = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     if not ended:
         return None
-    best = max(ended, key=lambda one: one.value or 0.0)
+    best = max(ended, key=lambda trial: trial.value or 0.0)
     sentence = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} %"
     print(f"search   {sentence} validation accuracy with", *overrides_of(best.params))
     return best.value
 
 
 def space_of(arguments: Sequence[str]) -> Space:
-    """What overrides in Hydra's words ask for; UserError where there is nothing to search for."""
+    """The space of overrides in Hydra's words; UserError where there is nothing to search for."""
     overrides = OverridesParser.create().parse_overrides(list(arguments))
     last = {override.get_key_element(): override for override in overrides}
-    searched = {key: distribution_of(one) for key, one in last.items() if one.is_sweep_override()}
-    if not searched:
+    sweeps = {key: override for key, override in last.items() if override.is_sweep_override()}
+    if not sweeps:
         raise UserError(
             "hydra/sweeper=optuna_search: there is no setting to search for. Give one or more, "
             "such as policy.ppo.lr=tag(log,interval(1e-5,1e-2)), task.base_channels=range(4,17,4) "
             "or reward=shaped,escrow"
         )
-    fixed = {
-        key: one.get_value_element_as_str() for key, one in last.items() if key not in searched
-    }
+    searched = {key: distribution_of(override) for key, override in sweeps.items()}
+    fixed = {key: last[key].get_value_element_as_str() for key in last if key not in sweeps}
     return Space(searched, overrides_of(fixed))
 
 
@@ -111,7 +109,7 @@ def distribution_of(override: Override) -> distributions.BaseDistribution:
             raise UserError(f"{override.input_line}: is no interval to search ({error})") from error
     if isinstance(value, RangeSweep):
         numbers = list(value.range())
-        integral = all(isinstance(one, int) for one in numbers)
+        integral = all(isinstance(number, int) for number in numbers)
         if len(numbers) > 1 and integral and numbers[1] > numbers[0]:
             step = numbers[1] - numbers[0]
             return distributions.IntDistribution(numbers[0], numbers[-1], step=step)
@@ -130,7 +128,7 @@ def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) ->
             settings[name],
             allowed=f"a whole number of at least {least}",
         )
-    if (sweep / STUDY).exists() and not resume:
+    if (sweep / STUDY_FILE).exists() and not resume:
         raise UserError(
             f"run_dir={sweep}: already holds a search. Choose another folder, or go on with "
             "resume=auto"
@@ -155,8 +153,8 @@ def load_study(settings: DictConfig, sweep: Path) -> optuna.Study:
         "none": NopPruner(),
     }
     study = optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(sweep / STUDY))),
-        study_name=NAME,
+        storage=JournalStorage(JournalFileBackend(str(sweep / STUDY_FILE))),
+        study_name="search",
         direction="maximize",
         load_if_exists=True,
         pruner=pruners[settings.pruner],
@@ -166,7 +164,7 @@ def load_study(settings: DictConfig, sweep: Path) -> optuna.Study:
 
 
 def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
-    """What chooses the trials after the `done` first; another seed for each call to go on."""
+    """The sampler of trials after the `done` first; another seed for each call to go on."""
     seed = settings.seed + done
     if settings.sampler == "random":
         return RandomSampler(seed)
@@ -188,7 +186,7 @@ def run_trials(
     study: optuna.Study, space: Space, launcher: Launcher, numbers: Sequence[int], sweep: Path
 ) -> None:
     """Run trials with consecutive numbers, and tell the study of those that came to their end."""
-    trials = {one.number: one for one in study.trials}
+    trials = {trial.number: trial for trial in study.trials}
     jobs = [[*space.fixed, *overrides_of(trials[number].params)] for number in numbers]
     launcher.launch(jobs, initial_job_idx=numbers[0])
     records = read_records(sweep)

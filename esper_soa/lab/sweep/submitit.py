@@ -28,7 +28,7 @@ def launch(
     cluster = launcher._EXECUTOR
     params = dict(launcher.params)
     early = {"max_num_timeout"} & params.keys()
-    at_start = {f"{cluster}_{one}": params.pop(one) for one in early}
+    at_start = {f"{cluster}_{name}": params.pop(name) for name in early}
     executor = submitit.AutoExecutor(params.pop("submitit_folder"), cluster=cluster, **at_start)
     shared = set(OmegaConf.structured(BaseQueueConf).keys())
     executor.update_parameters(
@@ -36,8 +36,8 @@ def launch(
     )
     state = Singleton.get_state()
     arguments = [
-        (list(one), "hydra.sweep.dir", number, f"job_id_for_{number}", state)
-        for number, one in enumerate(overrides, first)
+        (list(job_overrides), "hydra.sweep.dir", number, f"job_id_for_{number}", state)
+        for number, job_overrides in enumerate(overrides, first)
     ]
     jobs = executor.map_array(launcher, *zip(*arguments, strict=True))
     log_folder = Path(jobs[0].paths.folder).parent
@@ -54,4 +54,4 @@ def launch(
             if record.status in (Status.BEGUN, Status.WAITING):
                 reason = f"ended by the system ({job.state}): {one_line(error)}"
                 save_record(sweep, record.ended(Status.KILLED, message=reason))
-    return [JobReturn(overrides=one, status=JobStatus.COMPLETED) for one in overrides]
+    return [JobReturn(overrides=words, status=JobStatus.COMPLETED) for words in overrides]

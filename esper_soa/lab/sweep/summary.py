@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper_soa.lab.sweep.records import ENDED, JobRecord, Status, read_records
+from esper_soa.lab.sweep.records import ENDED_STATUSES, JobRecord, Status, read_records
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, json_line
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.results.progress import duration
 
-RESULT = "sweep.json"
-BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+RESULT_FILE = "sweep.json"
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def end_sweep(hydra: HydraConf, console: Console) -> bool:
@@ -34,18 +34,18 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
     """
     sweep = Path(hydra.sweep.dir)
     jobs = list_jobs(hydra, sweep)
-    unfinished = [job for job in jobs if job.status not in ENDED]
+    unfinished = [job for job in jobs if job.status not in ENDED_STATUSES]
     if jobs:
         common = set.intersection(*(set(job.overrides) for job in jobs))
         # resume=auto may be of another call than that which ran some job
         rows = [_row(job, common | {"resume=auto"}) for job in jobs]
         console.print(table(rows))
-        where = f"written to {sweep / RESULT}"
+        where = f"written to {sweep / RESULT_FILE}"
         text = json_line({"common": sorted(common), "jobs": rows})
         try:
-            write_text(sweep / RESULT, text + "\n")
+            write_text(sweep / RESULT_FILE, text + "\n")
         except OSError as error:
-            where = f"{RESULT} could not be written ({reason_of(error)})"
+            where = f"{RESULT_FILE} could not be written ({reason_of(error)})"
         hint = "; resume=auto plays what is not done" if unfinished else ""
         counts = Counter(job.status for job in jobs).items()
         counts_text = ", ".join(f"{count} {status}" for status, count in counts)
@@ -67,7 +67,7 @@ def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
     Hydra's own sweeper runs every combination; other numbers are of earlier, larger sweeps.
     """
     records = read_records(sweep)
-    if hydra.sweeper["_target_"] != BASIC:
+    if hydra.sweeper["_target_"] != BASIC_SWEEPER:
         return list(records.values())
     params = [f"{key}={value}" for key, value in (hydra.sweeper["params"] or {}).items()]
     overrides = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
@@ -81,7 +81,7 @@ def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
 def _row(job: JobRecord, hidden: set[str]) -> dict[str, Json]:
     """A job in sweep.json, without the overrides that are `hidden`."""
     path = RunFolder(Path(job.folder)).summary
-    ended = job.status in ENDED and path.is_file()
+    ended = job.status in ENDED_STATUSES and path.is_file()
     summary = json.loads(path.read_text(encoding="utf-8")) if ended else {}
     grown = summary.get("grown", {})
     # Sweeps choose: what they show is of the validation images, `net` of summary.json of the test.
@@ -89,7 +89,7 @@ def _row(job: JobRecord, hidden: set[str]) -> dict[str, Json]:
     net = None if None in scores else scores[0] + scores[1] - scores[2]
     return {
         "job": job.number,
-        "overrides": [one for one in job.overrides if one not in hidden],
+        "overrides": [override for override in job.overrides if override not in hidden],
         "status": job.status,
         "accuracy": job.value,
         "net": net,

@@ -1,1 +1,1 @@
-"""What happens in a run by env-step: the tables and events on disk, and what reads them."""
+"""Tables and events of a run by env-step: making, writing, reading them, and trackers."""

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from esper_soa.lab.telemetry.pack import unpack
 from esper_soa.lab.telemetry.rows import Legend, RoundRecord
-from esper_soa.lab.telemetry.schema import ENDINGS
+from esper_soa.lab.telemetry.schema import EARLY_ENDINGS
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 MAX_SHOWN_ENVS = 24  # rows, so that a terminal holds them
@@ -49,7 +49,7 @@ class EnvsTable:
     def _turn(record: RoundRecord, env: int) -> tuple[str, str]:
         """Reward and op of an env; if its episode ended early no reward, and why it has."""
         if record.flag("over")[0, env]:
-            return "", f"over: {ENDINGS[int(record.code('ending')[0, env]) - 1]}"
+            return "", f"over: {EARLY_ENDINGS[int(record.code('ending')[0, env]) - 1]}"
         op = OP_NAMES[int(record.code("effective_op")[0, env])]
         return f"{float(record.read('reward')[0, env]):+.3f}", "" if op == "wait" else op
 

@@ -7,18 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 from esper_soa.lab.telemetry.rows import RoundRecord, Rows, seed_numbers
-from esper_soa.lab.telemetry.schema import ENDINGS, KINDS, REASONS
+from esper_soa.lab.telemetry.schema import EARLY_ENDINGS, EVENT_KINDS, PANIC_REASONS
 from esper_soa.lab.telemetry.table_files import Texts
 from esper_soa.vocabulary import LIVE_STAGES, STAGE_NAMES, Op, Stage
 
-GATES = ("G1", "G2", "G3", "G5")
+GATE_NAMES = ("G1", "G2", "G3", "G5")
 # gate k leads from k to k + 1
-PATH = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
-PASSED = ("advanced", "blended", "advanced", "fossilized")  # what passing each gate is called
-CAUSES = tuple(dict.fromkeys(cause for causes in KINDS.values() for cause in causes))
-KIND_NAMES = tuple(KINDS)
-ACTION = CAUSES.index("action")
-AUTOMATIC = CAUSES.index("automatic")
+STAGE_PATH = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+# Kinds of event that passing each gate is.
+PASSAGE_KINDS = ("advanced", "blended", "advanced", "fossilized")
+CAUSE_NAMES = tuple(dict.fromkeys(cause for causes in EVENT_KINDS.values() for cause in causes))
+KIND_NAMES = tuple(EVENT_KINDS)
+ACTION_CAUSE = CAUSE_NAMES.index("action")
+AUTOMATIC_CAUSE = CAUSE_NAMES.index("automatic")
 
 
 class Event(NamedTuple):
@@ -45,24 +46,27 @@ def seed_events(record: RoundRecord) -> list[Event]:
     }
     pruned = by_op[Op.PRUNE] & success
     survives = np.isin(after, LIVE_STAGES)
-    by = np.where(pruned, ACTION, CAUSES.index("faded"))
-    ending = np.where(panic, CAUSES.index("rollback"), by)
+    by = np.where(pruned, ACTION_CAUSE, CAUSE_NAMES.index("faded"))
+    ending = np.where(panic, CAUSE_NAMES.index("rollback"), by)
     cooling = (after == Stage.EMBARGOED) & (before != Stage.EMBARGOED)
     return [
-        Event("germinated", (before == Stage.EMPTY) & (after != Stage.EMPTY), ACTION),
+        Event("germinated", (before == Stage.EMPTY) & (after != Stage.EMPTY), ACTION_CAUSE),
         *(
             Event(
-                "refused", by_op[Op.ADVANCE] & ~success & (before == PATH[gate]), ACTION, gate=gate
+                "refused",
+                by_op[Op.ADVANCE] & ~success & (before == STAGE_PATH[gate]),
+                ACTION_CAUSE,
+                gate=gate,
             )
             for gate in range(3)
         ),
-        Event("refused", by_op[Op.FOSSILIZE] & ~success, ACTION, gate=3),
-        Event("retargeted", by_op[Op.SET_ALPHA_TARGET] & success, ACTION),
-        Event("fading", pruned & survives, ACTION),
+        Event("refused", by_op[Op.FOSSILIZE] & ~success, ACTION_CAUSE, gate=3),
+        Event("retargeted", by_op[Op.SET_ALPHA_TARGET] & success, ACTION_CAUSE),
+        Event("fading", pruned & survives, ACTION_CAUSE),
         *_passages(before, after, by_op[Op.ADVANCE] & success),
         Event("pruned", np.isin(before, LIVE_STAGES) & ~survives, ending),
-        Event("embargoed", cooling, AUTOMATIC),
-        Event("emptied", (after == Stage.EMPTY) & (before != Stage.EMPTY), AUTOMATIC),
+        Event("embargoed", cooling, AUTOMATIC_CAUSE),
+        Event("emptied", (after == Stage.EMPTY) & (before != Stage.EMPTY), AUTOMATIC_CAUSE),
     ]
 
 
@@ -70,10 +74,11 @@ def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> li
     """Gates that were passed; by an action the first of them, any further by itself."""
     rows = []
     start = np.where(before == Stage.EMPTY, Stage.GERMINATED, before)
-    for gate, source in enumerate(PATH[:-1]):
-        crosses = np.isin(start, PATH[: gate + 1]) & np.isin(after, PATH[gate + 1 :])
-        by_action = (advanced & (before == source)) | (PATH[gate + 1] == Stage.FOSSILIZED)
-        rows.append(Event(PASSED[gate], crosses, np.where(by_action, ACTION, AUTOMATIC), gate=gate))
+    for gate, source in enumerate(STAGE_PATH[:-1]):
+        crosses = np.isin(start, STAGE_PATH[: gate + 1]) & np.isin(after, STAGE_PATH[gate + 1 :])
+        by_action = (advanced & (before == source)) | (STAGE_PATH[gate + 1] == Stage.FOSSILIZED)
+        cause = np.where(by_action, ACTION_CAUSE, AUTOMATIC_CAUSE)
+        rows.append(Event(PASSAGE_KINDS[gate], crosses, cause, gate=gate))
     return rows
 
 
@@ -84,8 +89,8 @@ def events_rows(record: RoundRecord) -> Rows:
     reason, ending, panic, over = (
         record.code(name)[:, :, None] for name in ("reason", "ending", "panic", "over")
     )
-    reason_codes = np.array([0, *map(CAUSES.index, REASONS)])[reason]
-    last = np.array([0, *map(CAUSES.index, ENDINGS)])[ending]
+    reason_codes = np.array([0, *map(CAUSE_NAMES.index, PANIC_REASONS)])[reason]
+    last = np.array([0, *map(CAUSE_NAMES.index, EARLY_ENDINGS)])[ending]
     columns = [
         Event("diverging", (reason > 0) & (panic == 0), reason_codes, of_seed=False),
         Event("panic", panic > 0, reason_codes, of_seed=False),
@@ -93,26 +98,26 @@ def events_rows(record: RoundRecord) -> Rows:
         *seed_events(record),
         Event("ended_early", ending > 0, last, of_seed=False),
     ]
-    places = [np.nonzero(one.where & (over == 0)) for one in columns]
+    places = [np.nonzero(event.where & (over == 0)) for event in columns]
     counts = [len(place[0]) for place in places]
     step, env, slot = (np.concatenate([place[axis] for place in places]) for axis in range(3))
     order = np.lexsort((slot, np.repeat(np.arange(len(columns)), counts), env, step))
     causes = [
-        np.broadcast_to(one.cause, one.where.shape)[place]
-        for one, place in zip(columns, places, strict=True)
+        np.broadcast_to(event.cause, event.where.shape)[place]
+        for event, place in zip(columns, places, strict=True)
     ]
-    kind = np.repeat([KIND_NAMES.index(one.kind) for one in columns], counts)[order]
-    gate = np.repeat([one.gate for one in columns], counts)[order]
-    of_seed = np.repeat([one.of_seed for one in columns], counts)[order]
+    kind = np.repeat([KIND_NAMES.index(event.kind) for event in columns], counts)[order]
+    gate = np.repeat([event.gate for event in columns], counts)[order]
+    of_seed = np.repeat([event.of_seed for event in columns], counts)[order]
     return _rows(record, (step[order], env[order], slot[order]), of_seed) | {
         "kind": Texts(kind, KIND_NAMES),
-        "gate": Texts(gate, GATES),
-        "cause": Texts(np.concatenate(causes)[order], CAUSES),
+        "gate": Texts(gate, GATE_NAMES),
+        "cause": Texts(np.concatenate(causes)[order], CAUSE_NAMES),
     }
 
 
 def _rows(record: RoundRecord, at: tuple[np.ndarray, ...], of_seed: np.ndarray) -> Rows:
-    """What the columns of env-step and slot say at E events; at: int [E] each, env-step, env and
+    """The columns of env-step and slot at E events; at: int [E] each, env-step, env and
     slot, which is 0 for events of whole envs; of_seed: bool [E].
     """
     legend = record.legend

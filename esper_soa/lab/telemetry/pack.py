@@ -22,7 +22,7 @@ Part = Mapping[str, Callable[[Facts], Tensor]]
 
 
 def _at(path: str, names: str) -> Part:
-    """What reads the fields `names` of the record at `path` in Facts."""
+    """Readers of the fields `names` of the record at `path` in Facts."""
     return {name: attrgetter(f"{path}.{name}") for name in names.split()}
 
 
@@ -31,7 +31,7 @@ ENV_CODES: Part = {
     **_at("decision.action", " ".join(HEAD_NAMES)),
     **_at("result.outcome", "effective_op"),
     **_at("observed.view.state.guard", "reason"),
-    "ending": lambda one: one.result.state.ending.cause,
+    "ending": lambda facts: facts.result.state.ending.cause,
 }
 ENV_FLAGS: Part = {
     **_at("observed.view.state.ending", "over"),
@@ -40,46 +40,50 @@ ENV_FLAGS: Part = {
     **_at("observed.attribution", "total_known"),
 }
 ENV_NUMBERS: Part = {
-    "accuracy": lambda one: one.observed.view.state.signals.val_accuracy,
+    "accuracy": lambda facts: facts.observed.view.state.signals.val_accuracy,
     **_at("observed.measured", "val_loss train_loss train_accuracy"),
-    "total_contribution": lambda one: one.observed.attribution.total,
-    "committed_accuracy": lambda one: one.observed.attribution.committed,
+    "total_contribution": lambda facts: facts.observed.attribution.total,
+    "committed_accuracy": lambda facts: facts.observed.attribution.committed,
 }
-OVER = len(ENV_CODES) + list(ENV_FLAGS).index("over")  # column of `pack`
+OVER_COLUMN = len(ENV_CODES) + list(ENV_FLAGS).index("over")  # column of `pack`
 # [N, S] each.
-SLOTS = "observed.view.state.slots"  # before the action
+SLOT_RECORDS = "observed.view.state.slots"  # before the action
 SLOT_CODES: Part = {
-    **_at(SLOTS, "stage stage_age seed_age blueprint blend"),
-    "stage_after": lambda one: one.result.state.slots.stage,
-    "blueprint_after": lambda one: one.result.state.slots.blueprint,
+    **_at(SLOT_RECORDS, "stage stage_age seed_age blueprint blend"),
+    "stage_after": lambda facts: facts.result.state.slots.stage,
+    "blueprint_after": lambda facts: facts.result.state.slots.blueprint,
 }
 SLOT_FLAGS: Part = {
     **_at("observed.attribution", "measured"),
-    "gradient_measured": lambda one: one.observed.measured.gradients.measured,
-    **_at(SLOTS, "gradient_ratio_known gradient_vanishing gradient_exploding"),
+    "gradient_measured": lambda facts: facts.observed.measured.gradients.measured,
+    **_at(SLOT_RECORDS, "gradient_ratio_known gradient_vanishing gradient_exploding"),
 }
 SLOT_NUMBERS: Part = {
-    "alpha_target": lambda one: one.observed.view.state.ramp.target,
-    "alpha_target_after": lambda one: one.result.state.ramp.target,
+    "alpha_target": lambda facts: facts.observed.view.state.ramp.target,
+    "alpha_target_after": lambda facts: facts.result.state.ramp.target,
     **_at("observed.attribution", "contribution shapley shapley_error"),
-    "interaction": lambda one: one.observed.attribution.interaction_sum,
-    **_at(SLOTS, "alpha contribution_velocity accuracy_initial accuracy_current"),
-    **_at(SLOTS, "gradient_norm gradient_ratio gradient_health escrow"),
+    "interaction": lambda facts: facts.observed.attribution.interaction_sum,
+    **_at(SLOT_RECORDS, "alpha contribution_velocity accuracy_initial accuracy_current"),
+    **_at(SLOT_RECORDS, "gradient_norm gradient_ratio gradient_health escrow"),
 }
-ENV: tuple[Part, ...] = (ENV_CODES, ENV_FLAGS, ENV_NUMBERS)
-SLOT: tuple[Part, ...] = (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
+ENV_PARTS: tuple[Part, ...] = (ENV_CODES, ENV_FLAGS, ENV_NUMBERS)
+SLOT_PARTS: tuple[Part, ...] = (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
 
 
 def pack(facts: Facts, full: bool) -> Tensor:
     """float64 [N, C]: all that the tables of a level say of an env-step; full: at that level."""
+
+    def stack(part: Part) -> Tensor:
+        return torch.stack([read_field(facts) for read_field in part.values()], 1)
+
     parts = [
-        *(torch.stack([read_field(facts) for read_field in part.values()], 1) for part in ENV),
+        *map(stack, ENV_PARTS),
         torch.stack([facts.result.terms.get(name) for name in (*REWARD_TERMS, "total")], 1),
         facts.decision.log_probs,
         facts.decision.value.unsqueeze(1),
         facts.observed.view.masks.op,
         (facts.observed.measured.subset >= 0).sum(1, keepdim=True),
-        *(torch.stack([read_field(facts) for read_field in part.values()], 1) for part in SLOT),
+        *map(stack, SLOT_PARTS),
     ]
     if full:  # choices with their masks, and the subsets that were validated
         legal = head_masks(facts.observed.view.masks, facts.decision.action.op)
@@ -93,18 +97,18 @@ def pack(facts: Facts, full: bool) -> Tensor:
 
 def is_playing(numbers: np.ndarray) -> np.ndarray:
     """bool [..., N], of numbers [..., N, C] of `pack`: envs not over before the env-step."""
-    return numbers[..., OVER] == 0
+    return numbers[..., OVER_COLUMN] == 0
 
 
 def ended(numbers: np.ndarray) -> np.ndarray:
     """Numbers [N, C] of `pack` of envs whose episodes are all over."""
     numbers = numbers.copy()
-    numbers[:, OVER] = 1
+    numbers[:, OVER_COLUMN] = 1
     return numbers
 
 
 def legend_of(world: World, learns: bool) -> Legend:
-    """What the tables of a world's runs are read by; learns: whether its policy does."""
+    """The legend of the tables of a world's runs; learns: whether its policy does."""
     shape = world.rules.nets.shape
     return Legend(
         slots=tuple(spec.name for spec in shape.slots),
@@ -116,18 +120,19 @@ def legend_of(world: World, learns: bool) -> Legend:
     )
 
 
-def _cost(one: Costs, times: int) -> Cost:
+def _cost(costs: Costs, times: int) -> Cost:
     """The cost of `times` as much."""
-    tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (one.seed, one.gate)]
-    return Cost(float(one.host) * times, *tables)
+    seed = np.asarray(costs.seed.cpu().numpy(), np.float64)
+    gate = np.asarray(costs.gate.cpu().numpy(), np.float64)
+    return Cost(float(costs.host) * times, seed * times, gate * times)
 
 
 def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) -> RoundRecord:
     """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1) of round `number`."""
-    sizes = dict.fromkeys([name for part in ENV for name in part], 0)  # 0 = one, and no list
+    sizes = dict.fromkeys([name for part in ENV_PARTS for name in part], 0)  # 0 = one, and no list
     sizes |= dict.fromkeys([*(f"reward_{name}" for name in REWARD_TERMS), "reward"], 0)
     sizes |= {"log_probs": len(HEAD_NAMES), "value": 0, "legal": len(OP_NAMES), "subsets": 0}
-    sizes |= {f"slot.{name}": len(legend.slots) for part in SLOT for name in part}
+    sizes |= {f"slot.{name}": len(legend.slots) for part in SLOT_PARTS for name in part}
     num_choices = sum(legend.choices)
     num_subsets = (numbers.shape[2] - sum(size or 1 for size in sizes.values())) // 2 - num_choices
     sizes |= {"masks": num_choices, "probabilities": num_choices}  # of the level `full`, as these

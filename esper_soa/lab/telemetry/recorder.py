@@ -17,8 +17,8 @@ from esper_soa.lab.telemetry.console_table import EnvsTable
 from esper_soa.lab.telemetry.events import events_rows
 from esper_soa.lab.telemetry.pack import ended, is_playing, legend_of, pack, unpack
 from esper_soa.lab.telemetry.rows import Legend, choices_rows, slots_rows, steps_rows, subsets_rows
-from esper_soa.lab.telemetry.schema import CONTROL, FULL, SCHEMA_VERSION, TABLES
-from esper_soa.lab.telemetry.table_files import FOLDER, table_bytes, table_files, table_path
+from esper_soa.lab.telemetry.schema import CONTROL_TABLE, FULL_LEVEL_TABLES, SCHEMA_VERSION, TABLES
+from esper_soa.lab.telemetry.table_files import TABLES_FOLDER, table_bytes, table_files, table_path
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.system.files import DELETED_REASON, LOGGER, WriteErrors, write_bytes
@@ -26,18 +26,18 @@ from esper_soa.training.files.session import Session
 from esper_soa.training.loop.recorder import NO_RECORDER, TABLE_LEVELS, Facts, Recorder
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
 
-LIMIT = 256  # env-steps of all envs that may wait for the thread
+MAX_WAITING_STEPS = 256  # env-steps of all envs that may wait for the thread
 # a round in progress is written again after this many times as long as the last time took
-SHARE = 20
-PATIENCE = 60.0  # seconds that a checkpoint waits for the tables of its rounds
+REWRITE_INTERVAL = 20
+PATIENCE_SECONDS = 60.0  # seconds that a checkpoint waits for the tables of its rounds
 MAX_QUEUED_BYTES = 2**26  # bytes of finished rounds that wait for room on the disk
-MAKERS = {
+TABLE_MAKERS = {
     "steps": steps_rows,
     "slots": slots_rows,
     "events": events_rows,
     "choices": choices_rows,
     "subsets": subsets_rows,
-    CONTROL: steps_rows,
+    CONTROL_TABLE: steps_rows,
 }
 
 # A round, with an env-step of it and its numbers (float64 [N, C]); or with how many env-steps of
@@ -80,8 +80,9 @@ class TableRecorder(TableFolder):
         self._legend = legend
         self._interval = interval
         self._write_errors = write_errors
-        growing = [name for name in MAKERS if name != CONTROL and (self.full or name not in FULL)]
-        self._tables = [CONTROL] if control else growing
+        left_out = {CONTROL_TABLE} if self.full else {CONTROL_TABLE, *FULL_LEVEL_TABLES}
+        growing = [name for name in TABLE_MAKERS if name not in left_out]
+        self._tables = [CONTROL_TABLE] if control else growing
         # the lists by which bits and lists in the tables are to be read
         lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
         lists |= {"styles": STYLE_NAMES, "curves": CURVE_NAMES, "stages": STAGE_NAMES}
@@ -96,7 +97,7 @@ class TableRecorder(TableFolder):
         # by round: env-steps of all envs, and files that are to be written, or have no room
         self._waiting: dict[int, tuple[int, dict[Path, bytes]]] = {}
         self._on_disk: dict[int, int] = {}  # env-steps of all envs by round
-        self._worker: Worker[Item] = Worker("telemetry", self._handle, LIMIT)
+        self._worker: Worker[Item] = Worker("telemetry", self._handle, MAX_WAITING_STEPS)
 
     def begin(self, number: int) -> None:
         self._number = number
@@ -117,20 +118,22 @@ class TableRecorder(TableFolder):
         self._worker.insist((self._number, self._lost))
 
     def flush(self) -> None:
-        done = self._worker.flush(PATIENCE)
+        done = self._worker.flush(PATIENCE_SECONDS)
         if not done or self._worker.reason:
-            self._write_errors.reasons[FOLDER] = self._worker.reason or "the disk is too slow"
+            reason = self._worker.reason or "the disk is too slow"
+            self._write_errors.reasons[TABLES_FOLDER] = reason
 
     def close(self) -> None:
         self._worker.insist((0, 0))
         self.flush()
-        self._worker.close(PATIENCE)
+        self._worker.close(PATIENCE_SECONDS)
         if self.dropped:
-            reason = self._write_errors.reasons.get(FOLDER) or "the disk was full, or too slow"
-            LOGGER.warning("%s lacks %d env-steps: %s", FOLDER, self.dropped, reason)
+            reasons = self._write_errors.reasons
+            reason = reasons.get(TABLES_FOLDER) or "the disk was full, or too slow"
+            LOGGER.warning("%s lacks %d env-steps: %s", TABLES_FOLDER, self.dropped, reason)
 
     def _handle(self, item: Item) -> None:
-        """In the thread: keep an env-step, or write a round."""
+        """Keep an env-step, or write a round; called in the thread."""
         if len(item) == 2:
             number, dropped = item
             if self._steps:
@@ -150,7 +153,7 @@ class TableRecorder(TableFolder):
             self._make({"complete": "false"})
             self._write()
             done = time.monotonic()
-            self._due = done + max(self._interval, SHARE * (done - now))
+            self._due = done + max(self._interval, REWRITE_INTERVAL * (done - now))
 
     def _make(self, facts: dict[str, str]) -> None:
         """The files of the round in progress as far as it has come."""
@@ -158,7 +161,7 @@ class TableRecorder(TableFolder):
         record = unpack(self._legend, self._round, np.array(list(self._steps)), numbers=numbers)
         files = {}
         for table in self._tables:
-            rows = MAKERS[table](record)
+            rows = TABLE_MAKERS[table](record)
             content = table_bytes(TABLES[table], rows, {"table": table} | self._facts | facts)
             files[table_path(self._folder, table, self._round)] = content
         self._waiting[self._round] = (int(is_playing(numbers).sum()), files)
@@ -167,18 +170,19 @@ class TableRecorder(TableFolder):
         """Write what waits. What the disk refuses is tried again the next time, but for the oldest
         rounds, which are given up where all come to more than MAX_QUEUED_BYTES bytes.
         """
-        with self._write_errors.attempt(FOLDER):
+        with self._write_errors.attempt(TABLES_FOLDER):
             for number, (env_steps, files) in list(self._waiting.items()):
                 for path in list(files):
                     if self._on_disk and not path.parent.exists():
-                        self._write_errors.note(f"{FOLDER} of earlier rounds", DELETED_REASON)
+                        earlier = f"{TABLES_FOLDER} of earlier rounds"
+                        self._write_errors.note(earlier, DELETED_REASON)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_bytes(path, files[path])
                     del files[path]
                 self._on_disk[number] = env_steps
                 self.env_steps = sum(self._on_disk.values())
                 del self._waiting[number]
-        sizes = {number: sum(map(len, one[1].values())) for number, one in self._waiting.items()}
+        sizes = {number: sum(map(len, item[1].values())) for number, item in self._waiting.items()}
         for number in sorted(sizes):
             if sum(sizes.values()) > MAX_QUEUED_BYTES:
                 del self._waiting[number], sizes[number]
@@ -213,7 +217,7 @@ class RankRecorder(Recorder):
         steps = [*self._steps, *[ended(numbers) for numbers in self._steps[-1:]] * left_out]
         for step, parts in enumerate(zip(*self._ranks.at_first(steps), strict=True), start=1):
             self._recorder.emit(step, np.concatenate(parts))
-            if step % (LIMIT // 2) == 0:
+            if step % (MAX_WAITING_STEPS // 2) == 0:
                 self._recorder.flush()
         self._recorder.end()
 
@@ -242,6 +246,13 @@ def make_recorder(
         legend = legend_of(world, cfg.policy.name == "ppo" and not control)
         shown = cfg.telemetry.console == "envs" and not control
         table = EnvsTable(legend) if shown else None
-        options = cfg.telemetry.write_interval, session.write_errors, table, control
-        recorder = TableRecorder(folder, legend, level, *options)
+        recorder = TableRecorder(
+            folder,
+            legend,
+            level,
+            interval=cfg.telemetry.write_interval,
+            write_errors=session.write_errors,
+            table=table,
+            control=control,
+        )
     return RankRecorder(recorder, ranks, level) if ranks.count > 1 else recorder

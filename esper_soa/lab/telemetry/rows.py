@@ -85,16 +85,16 @@ class RoundRecord(NamedTuple):
         return self.keys(*at[:2]) | {name: values[at] for name, values in columns.items()}
 
     def keys(self, step: np.ndarray, env: np.ndarray) -> Rows:
-        """What every table begins with, of R rows; step: int [R], places in `steps`."""
+        """The columns that every table begins with, of R rows; step: int [R], places in `steps`."""
         return {"round": np.full(len(env), self.round), "step": self.steps[step], "env": env}
 
 
 def residents(record: RoundRecord, cost: Cost, stages: tuple[int, ...]) -> np.ndarray:
     """float64 [T, N, S]: what the seed in each slot costs with its gate; 0 outside `stages`."""
     stage = record.code("slot.stage")
-    own = cost.seed[np.arange(len(cost.seed)), record.code("slot.blueprint")]
+    seed_cost = cost.seed[np.arange(len(cost.seed)), record.code("slot.blueprint")]
     gated = (record.code("slot.blend") == Blend.GATE) & np.isin(stage, GATE_STAGES)
-    return np.where(np.isin(stage, stages), own + np.where(gated, cost.gate, 0.0), 0.0)
+    return np.where(np.isin(stage, stages), seed_cost + np.where(gated, cost.gate, 0.0), 0.0)
 
 
 def seed_numbers(record: RoundRecord) -> tuple[np.ndarray, np.ndarray]:
@@ -151,7 +151,7 @@ def steps_rows(record: RoundRecord) -> Rows:
 
 
 def _choice_columns(record: RoundRecord) -> dict[str, Values]:
-    """What was chosen, and how likely it was; null of heads that do not matter for the op."""
+    """The choices and their probabilities; null of heads that do not matter for the op."""
     legend = record.legend
     op = record.code("op")
     names = {"slot": legend.slots, "blueprint": legend.blueprints}

@@ -11,27 +11,27 @@ from esper_soa.config.env import REWARD_TERMS
 from esper_soa.vocabulary import HEAD_NAMES, HEADS
 
 SCHEMA_VERSION = 1
-TYPES = {
+COLUMN_TYPES = {
     "int": pyarrow.int32(),
     "float": pyarrow.float64(),
     "single": pyarrow.float32(),
     "bool": pyarrow.bool_(),
     "text": pyarrow.string(),
 }
-# What a list holds is never null.
-TYPES |= {
-    f"{name}[]": pyarrow.list_(pyarrow.field("element", TYPES[name], nullable=False))
+# The elements of a list are never null.
+COLUMN_TYPES |= {
+    f"{name}[]": pyarrow.list_(pyarrow.field("element", COLUMN_TYPES[name], nullable=False))
     for name in ("single", "bool")
 }
 
-KEYS = "round int, step int, env int"  # what each row is about: the first columns of every table
+KEY_COLUMNS = "round int, step int, env int"  # the first columns of every table
 
 
 def schema_of(columns: str) -> pyarrow.Schema:
     """Columns as `name type, name type`, with a key of TYPES; a type with `?` may be null."""
-    words = [one.split() for one in columns.split(",")]
+    words = [column.split() for column in columns.split(",")]
     return pyarrow.schema(
-        pyarrow.field(name, TYPES[kind.rstrip("?")], kind.endswith("?")) for name, kind in words
+        pyarrow.field(name, COLUMN_TYPES[of.rstrip("?")], of.endswith("?")) for name, of in words
     )
 
 
@@ -45,7 +45,7 @@ _LIKELY = ", ".join(f"{head}_probability single?" for head in HEAD_NAMES)
 _PAID = ", ".join(f"reward_{term} float" for term in REWARD_TERMS)
 _CHOICES = ", ".join(f"{head}_legal bool[], {head}_probability single[]" for head in HEAD_NAMES)
 TABLES = {
-    name: schema_of(f"{KEYS}, {columns}")
+    name: schema_of(f"{KEY_COLUMNS}, {columns}")
     for name, columns in {
         "steps": f"""
             accuracy float, val_loss float?, train_loss float?, train_accuracy float?,
@@ -70,16 +70,16 @@ TABLES = {
         "subsets": "subset int, accuracy float",
     }.items()
 }
-FULL = ("choices", "subsets")  # that telemetry.level=full alone writes; events writes the others
+FULL_LEVEL_TABLES = ("choices", "subsets")  # telemetry.level=events writes the others
 # The env-steps of the control, in a table of its own: no question about the hosts that grow finds
 # them by mistake.
-CONTROL = "control_steps"
-TABLES[CONTROL] = TABLES["steps"]
+CONTROL_TABLE = "control_steps"
+TABLES[CONTROL_TABLE] = TABLES["steps"]
 
-REASONS = ("not_finite", "collapsed_to_chance", "diverged")  # of a panic, as in env/governor.py
-ENDINGS = ("plateau", "diverged", "length")  # why an episode ended early, as in env/early_stop.py
+PANIC_REASONS = ("not_finite", "collapsed_to_chance", "diverged")  # as in env/governor.py
+EARLY_ENDINGS = ("plateau", "diverged", "length")  # of episodes, as in env/early_stop.py
 # Kinds of events, with what may bring each about.
-KINDS = {
+EVENT_KINDS = {
     "germinated": ("action",),
     "advanced": ("action", "automatic"),
     "blended": ("action", "automatic"),
@@ -91,7 +91,7 @@ KINDS = {
     "embargoed": ("automatic",),
     "emptied": ("automatic",),
     "diverging": ("diverged",),
-    "panic": REASONS,
-    "rollback": REASONS,
-    "ended_early": ENDINGS,
+    "panic": PANIC_REASONS,
+    "rollback": PANIC_REASONS,
+    "ended_early": EARLY_ENDINGS,
 }

@@ -15,8 +15,8 @@ from pyarrow import parquet, types
 
 from esper_soa.lab.telemetry.schema import TABLES
 
-FOLDER = "telemetry"
-FILE = re.compile(r"round_(\d{6,})\.parquet")
+TABLES_FOLDER = "telemetry"
+ROUND_FILE = re.compile(r"round_(\d{6,})\.parquet")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def table_bytes(
     columns: pyarrow.Schema, values: Mapping[str, Values], facts: Mapping[str, str]
 ) -> bytes:
     """The file of a table with `values` by name of column, all of R rows; facts: its metadata."""
-    arrays = [_array(one, values[one.name]) for one in columns]
+    arrays = [_array(column, values[column.name]) for column in columns]
     table = pyarrow.Table.from_arrays(arrays, schema=columns.with_metadata(dict(facts)))
     content = io.BytesIO()
     parquet.write_table(table, content, compression="zstd")
@@ -68,11 +68,12 @@ def _array(column: pyarrow.Field, values: Values) -> pyarrow.Array:
 
 
 def table_from(content: bytes, columns: pyarrow.Schema) -> Contents:
-    """What `table_bytes` made bytes of; ValueError where it did not, or not with these columns."""
+    """The table that `table_bytes` made bytes of; ValueError for others, and other columns."""
     try:
         table = parquet.ParquetFile(io.BytesIO(content)).read()
         facts = {key.decode(): fact.decode() for key, fact in (table.schema.metadata or {}).items()}
-        return Contents({one.name: _numbers(one, table.column(one.name)) for one in columns}, facts)
+        values = {part.name: _numbers(part, table.column(part.name)) for part in columns}
+        return Contents(values, facts)
     except (pyarrow.ArrowException, LookupError, OSError) as error:
         raise ValueError(f"not a table of ours ({type(error).__name__}: {error})") from error
 
@@ -92,13 +93,13 @@ def _numbers(column: pyarrow.Field, array: pyarrow.ChunkedArray) -> np.ndarray:
 
 def table_path(folder: Path, table: str, number: int) -> Path:
     """The file of a table for round `number`, from 1, in the run folder `folder`."""
-    return folder / FOLDER / table / f"round_{number:06d}.parquet"
+    return folder / TABLES_FOLDER / table / f"round_{number:06d}.parquet"
 
 
 def table_files(folder: Path, table: str) -> dict[int, Path]:
     """The files of a table by round, in order."""
-    table_folder = folder / FOLDER / table
-    named = [(FILE.fullmatch(path.name), path) for path in table_folder.glob("*") if path.is_file()]
+    paths = filter(Path.is_file, (folder / TABLES_FOLDER / table).glob("*"))
+    named = [(ROUND_FILE.fullmatch(path.name), path) for path in paths]
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 

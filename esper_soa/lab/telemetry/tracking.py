@@ -21,11 +21,11 @@ from esper_soa.system.files import LOGGER, WriteErrors, write_text
 from esper_soa.system.json_lines import Json
 from esper_soa.training.loop.callbacks import Callback, RunView
 
-HOME = "esper_soa.lab.telemetry.trackers"
-LIMIT = 64  # rounds that may wait for a tracker
+TRACKERS_PACKAGE = "esper_soa.lab.telemetry.trackers"
+MAX_WAITING_ROUNDS = 64  # rounds that may wait for a tracker
 # seconds that a run waits at its end for all trackers together
-PATIENCE = 30.0
-STATE = "trackers.json"  # in the run folder
+PATIENCE_SECONDS = 30.0
+STATE_FILE = "trackers.json"  # in the run folder
 # The number of a round, from 1, and its numbers; round 0 ends the run.
 Line: TypeAlias = tuple[int, Mapping[str, float]]
 
@@ -58,16 +58,16 @@ class TrackerState:
 
     def __init__(self, folder: Path, resumed: bool, write_errors: WriteErrors) -> None:
         """resumed: whether the run is; one that starts afresh is a new one to all trackers."""
-        self._path = folder / STATE
+        self._path = folder / STATE_FILE
         self._write_errors = write_errors
         self._lock = threading.Lock()
         self.known = read_state(self._path) if resumed else {}
 
     def save(self, name: str, known: tuple[str, int]) -> None:
         """Save what the tracker `name` knows now."""
-        with self._lock, self._write_errors.attempt(STATE):
+        with self._lock, self._write_errors.attempt(STATE_FILE):
             self.known[name] = known
-            record = {one: {"id": id_, "round": last} for one, (id_, last) in self.known.items()}
+            record = {name: {"id": id_, "round": last} for name, (id_, last) in self.known.items()}
             write_text(self._path, json.dumps(record, indent=2) + "\n")
 
 
@@ -75,7 +75,7 @@ def read_state(path: Path) -> dict[str, tuple[str, int]]:
     """The id and the last round by tracker; raises UserError where the file is not ours."""
     try:
         state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return {name: (str(one["id"]), int(one["round"])) for name, one in state.items()}
+        return {name: (str(entry["id"]), int(entry["round"])) for name, entry in state.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"cannot be read ({error}). Without it, trackers begin new runs"
         raise UserError(f"{path}: {reason}") from error
@@ -119,7 +119,7 @@ class Tracking(Callback):
         """Give each tracker a thread."""
         for name, open_ in self.openers.items():
             send = make_sender(name, open_, tracked, state=state)
-            self._workers[name] = Worker[Line](f"track {name}", send, LIMIT)
+            self._workers[name] = Worker[Line](f"track {name}", send, MAX_WAITING_ROUNDS)
 
     def on_round_end(self, run: RunView | None, metrics: Mapping[str, Json]) -> None:
         for worker in self._workers.values():
@@ -132,7 +132,7 @@ class Tracking(Callback):
         for worker in workers.values():
             worker.insist((0, {}))
         for worker in workers.values():
-            worker.close(PATIENCE / len(workers))
+            worker.close(PATIENCE_SECONDS / len(workers))
         dropped = {name: worker.dropped for name, worker in workers.items() if worker.dropped}
         for name, count in dropped.items():
             reason = workers[name].reason or "it is too slow"
@@ -145,19 +145,19 @@ class Tracking(Callback):
 
 def numbers_of(value: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, float]]:
     """The finite numbers in a record, by names with slashes."""
-    for name, one in value.items():
-        if isinstance(one, Mapping):
-            yield from numbers_of(one, f"{prefix}{name}/")
-        elif isinstance(one, int | float) and isfinite(one):
-            yield f"{prefix}{name}", float(one)
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from numbers_of(item, f"{prefix}{name}/")
+        elif isinstance(item, int | float) and isfinite(item):
+            yield f"{prefix}{name}", float(item)
 
 
 def find_openers(names: Sequence[str]) -> dict[str, Opener]:
-    """What opens the trackers of these names; raises UserError where one is not installed."""
+    """Openers of the trackers of these names; raises UserError where one is not installed."""
     openers = {}
     for name in names:
         try:
-            openers[name] = import_module(f"{HOME}.{name}").open_tracker
+            openers[name] = import_module(f"{TRACKERS_PACKAGE}.{name}").open_tracker
         except ImportError as error:
             remedy = f"pip install 'esper-soa[{name}]'"
             raise UserError(f"track=[{name}] needs {name}: {remedy} ({error})") from error

@@ -51,7 +51,7 @@ class Worker(Generic[Item]):
 
     @property
     def reason(self) -> str:
-        """What the last item that failed raised; empty where none did."""
+        """The error of the last item that failed; empty where none did."""
         return self._failures.last
 
     @property

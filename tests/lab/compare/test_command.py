@@ -137,7 +137,7 @@ def test_seeds_that_a_group_has_not_played_count_for_none(
 
     def numbers(_: object, group: str, seed: int) -> dict[str, dict[str, float]]:
         lead = {"a": 0, "b": seed - 6}[group]
-        return {group: dict.fromkeys(command.NUMBERS, 10.0 * seed + lead)}
+        return {group: dict.fromkeys(command.SUMMARY_NUMBERS, 10.0 * seed + lead)}
 
     failing = {9: {"b": "fault"}, 6: {"a": "one", "b": "other"}}
     monkeypatch.setattr(command, "play_seed", lambda asked, seed, groups: failing.get(seed, {}))
@@ -162,7 +162,8 @@ def test_seeds_that_a_group_has_not_played_count_for_none(
     values = {"a": [50.0, 70.0, 80.0], "b": [49.0, 71.0, 82.0]}
     overrides = {"a": [], "b": ["policy.name=wait"]}
     assert record.pop("groups") == {
-        group: {"overrides": overrides[group]} | dict.fromkeys(command.NUMBERS, values[group])
+        group: {"overrides": overrides[group]}
+        | dict.fromkeys(command.SUMMARY_NUMBERS, values[group])
         for group in ("a", "b")
     }
     rows = record.pop("comparisons")

@@ -18,7 +18,7 @@ from esper_soa.lab.report.lanes import accuracy_rows, chosen_rounds, mark_rows, 
 from esper_soa.lab.report.run_files import read_run
 from esper_soa.lab.report.run_tables import table_of
 from esper_soa.lab.telemetry.console_table import EnvsTable
-from esper_soa.lab.telemetry.schema import ENDINGS
+from esper_soa.lab.telemetry.schema import EARLY_ENDINGS
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop.build import build_world, rule_player
@@ -119,7 +119,7 @@ def test_means_and_counts_of_the_tables_are_those_of_the_records(folder: Path) -
 
 
 def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
-    assert list(CAUSE_NAMES) == ["", *ENDINGS]
+    assert list(CAUSE_NAMES) == ["", *EARLY_ENDINGS]
     events = read_table(folder, "events")
     episodes = records(folder / "episodes.jsonl")
     names = ("round", "step", "env", "cause", "accuracy")

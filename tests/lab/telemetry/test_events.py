@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from esper_soa.lab.telemetry.recorder import MAKERS
-from esper_soa.lab.telemetry.schema import KINDS, TABLES
+from esper_soa.lab.telemetry.recorder import TABLE_MAKERS
+from esper_soa.lab.telemetry.schema import EVENT_KINDS, TABLES
 from esper_soa.lab.telemetry.table_files import table_bytes, table_from
 from esper_soa.vocabulary import OP_NAMES, STAGE_NAMES, Stage
 from tests.builders.recorded_world import Recorded, record
@@ -16,7 +16,7 @@ Row = dict[str, object]
 
 def rows_of(recorded: Recorded, name: str) -> list[Row]:
     """The rows of a table, in order."""
-    content = table_bytes(TABLES[name], MAKERS[name](recorded.played), {})
+    content = table_bytes(TABLES[name], TABLE_MAKERS[name](recorded.played), {})
     values = table_from(content, TABLES[name]).values
     return [
         dict(zip(values, row, strict=True))
@@ -36,12 +36,12 @@ def events(recorded: Recorded) -> list[Row]:
 
 def test_every_kind_and_cause_is_one_of_the_schema(events: list[Row], recorded: Recorded) -> None:
     for event in events:
-        assert event["cause"] in KINDS[str(event["kind"])], event
+        assert event["cause"] in EVENT_KINDS[str(event["kind"])], event
     # Every kind happens, else the other tests say nothing of it; a loss that diverges needs a
     # longer history than made-up ones have, and test_early_ends.py has episodes that end early.
     rare = {"diverging", "ended_early"}
     rare |= {"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set()
-    assert set(KINDS) - {event["kind"] for event in events} <= rare
+    assert set(EVENT_KINDS) - {event["kind"] for event in events} <= rare
 
 
 def test_counts_are_those_of_the_metrics(events: list[Row], recorded: Recorded) -> None:

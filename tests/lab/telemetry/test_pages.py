@@ -14,7 +14,7 @@ from esper_soa.config.agent import ImitationConfig, NetworkConfig, PolicyConfig,
 from esper_soa.config.env import REWARD_TERMS, GatesConfig, RewardConfig
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.env.governor import REASON_NAMES
-from esper_soa.lab.telemetry.schema import CONTROL, FULL, KINDS, TABLES
+from esper_soa.lab.telemetry.schema import CONTROL_TABLE, EVENT_KINDS, FULL_LEVEL_TABLES, TABLES
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
 from tests.builders.tiny_runs import fresh, records, settings
@@ -116,7 +116,7 @@ def test_every_column_and_kind_of_event_is_listed() -> None:
     page = tables_of("telemetry.md")
     types = {f"{name}{null}" for name in TYPES.values() for null in ("", NULL)}
     for table, columns in TABLES.items():
-        rows = [*page["Tables"], *page["steps" if table == CONTROL else table]]
+        rows = [*page["Tables"], *page["steps" if table == CONTROL_TABLE else table]]
         listed = [
             (name, row[1])
             for row in rows
@@ -126,11 +126,11 @@ def test_every_column_and_kind_of_event_is_listed() -> None:
         assert sorted(listed) == sorted(
             (column.name, TYPES[str(column.type)] + NULL * column.nullable) for column in columns
         )
-        level = "full" if table in FULL else "events"
+        level = "full" if table in FULL_LEVEL_TABLES else "events"
         assert [table, level] in [row[:2] for row in page["Tables"]]
     assert {name for name, _ in page["terms"]} == set(REWARD_TERMS)
     kinds = {row[0]: tuple(row[2].split(", ")) for row in page["events"] if len(row) == 4}
-    assert kinds == KINDS
+    assert kinds == EVENT_KINDS
 
 
 def test_settings_that_are_named_exist() -> None:

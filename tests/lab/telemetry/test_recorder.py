@@ -106,7 +106,7 @@ def test_a_disk_that_is_slow_costs_env_steps_and_is_not_waited_for(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = HeldWriter(monkeypatch)
-    monkeypatch.setattr(module, "LIMIT", 4)
+    monkeypatch.setattr(module, "MAX_WAITING_STEPS", 4)
     recorder = made(recorded, tmp_path)
     play(recorder, recorded, 1, steps=1, ends=True)
     assert held.begun.wait(60)
@@ -127,7 +127,7 @@ def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = HeldWriter(monkeypatch)
-    monkeypatch.setattr(module, "LIMIT", 4)
+    monkeypatch.setattr(module, "MAX_WAITING_STEPS", 4)
     recorder = made(recorded, tmp_path)
     relay = RankRecorder(recorder, SINGLE_PROCESS, "events")
     play(relay, recorded, 1, steps=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from esper_soa.config.env import REWARD_TERMS
 from esper_soa.env.legal import head_masks, relevant_heads
 from esper_soa.env.parameters import flop_per_image, occupied_params, total_params
-from esper_soa.lab.telemetry.recorder import MAKERS
+from esper_soa.lab.telemetry.recorder import TABLE_MAKERS
 from esper_soa.lab.telemetry.rows import RoundRecord, seed_numbers
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_bytes, table_from
@@ -36,7 +36,7 @@ def recorded() -> Recorded:
 
 def read(recorded: Recorded, table: str) -> dict[str, np.ndarray]:
     """The table as it comes back from its file."""
-    content = table_bytes(TABLES[table], MAKERS[table](recorded.played), {})
+    content = table_bytes(TABLES[table], TABLE_MAKERS[table](recorded.played), {})
     return table_from(content, TABLES[table]).values
 
 
@@ -168,7 +168,7 @@ def test_a_ratio_of_gradients_is_null_where_it_is_not_known(recorded: Recorded) 
     numbers = recorded.played.numbers.copy()
     place = recorded.played.places["slot.gradient_ratio_known"]
     numbers[::2, :, place] = 0
-    rows = MAKERS["slots"](recorded.played._replace(numbers=numbers))
+    rows = TABLE_MAKERS["slots"](recorded.played._replace(numbers=numbers))
     known = numbers[:, :, place].astype(bool) & recorded.played.flag("slot.gradient_measured")
     assert 0 < known.sum() < known.size
     ratios = rows["gradient_ratio"]
@@ -220,10 +220,10 @@ def test_sampled_shapley_values_of_many_seeds_are_null_unless_they_are_sampled()
     measured = torch.stack([step.observed.attribution.measured for step in crowd.steps])
     many = (measured.sum(2, keepdim=True) > 4) & measured
     assert many.any(), "never more than four seeds at once"
-    rows = MAKERS["slots"](crowd.played)["shapley"]
+    rows = TABLE_MAKERS["slots"](crowd.played)["shapley"]
     assert isinstance(rows, np.ndarray)
     assert (np.isnan(rows) == (~measured | many).flatten().numpy()).all()
     sampled = replace(crowd.legend, sampled_shapley=True)
-    rows = MAKERS["slots"](crowd.played._replace(legend=sampled))["shapley"]
+    rows = TABLE_MAKERS["slots"](crowd.played._replace(legend=sampled))["shapley"]
     assert isinstance(rows, np.ndarray)
     assert (np.isnan(rows) == ~measured.flatten().numpy()).all()

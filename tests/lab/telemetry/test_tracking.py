@@ -14,7 +14,7 @@ import pytest
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry import tracking as module
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.lab.telemetry.tracking import STATE, TrackedRun, Tracker, TrackerState, Tracking
+from esper_soa.lab.telemetry.tracking import STATE_FILE, TrackedRun, Tracker, TrackerState, Tracking
 from esper_soa.system.errors import UserError
 from esper_soa.system.files import WriteErrors
 from esper_soa.training.files.run_folder import RunFolder
@@ -78,7 +78,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
 def test_a_tracker_that_sleeps_or_fails_changes_nothing_but_what_it_lacks(
     seconds: float, fails: bool, alone: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LIMIT", 1)
+    monkeypatch.setattr(module, "MAX_WAITING_ROUNDS", 1)
     sinks = Sinks()
     found, lacking = played(tmp_path, {"sink": sinks.opener(seconds, fails)})
     assert found == alone[1]
@@ -166,7 +166,7 @@ def test_a_tracker_that_hangs_is_left(
     for number in (1, 2, 3):
         opened.on_round_end(None, {"round": number, "accuracy": 1.0})
     assert begun.wait(60)
-    monkeypatch.setattr(module, "PATIENCE", 0)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0)
     lost = opened.finish()
     assert not held.is_set()
     assert lost == {"sink": 3}, "two rounds, and that there are no more"
@@ -222,7 +222,7 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
     cfg = replace(SHORT, track=["wandb"], checkpoint_keep=5)
     assert sinks[0].tracked == TrackedRun(tmp_path, cfg.name, flat_settings(asdict(cfg)))
     known = json.dumps({"sink": {"id": "new", "round": 4}}, indent=2)
-    assert (tmp_path / STATE).read_text() == f"{known}\n"
+    assert (tmp_path / STATE_FILE).read_text() == f"{known}\n"
 
 
 def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path) -> None:
@@ -234,10 +234,10 @@ def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path)
     )
     texts = ("no JSON", "[1]", '{"x": {"id": "x"}}', '{"x": {"id": "x", "round": "y"}}', "")
     for text in texts:
-        (tmp_path / STATE).write_text(text)
+        (tmp_path / STATE_FILE).write_text(text)
         if not text:
-            (tmp_path / STATE).unlink()
-            (tmp_path / STATE).mkdir()
+            (tmp_path / STATE_FILE).unlink()
+            (tmp_path / STATE_FILE).mkdir()
         with pytest.raises(UserError, match=told):
             TrackerState(tmp_path, True, WriteErrors())
     unwritten = WriteErrors()

@@ -13,7 +13,7 @@ from esper_soa.lab.telemetry.tracking import TrackedRun
 
 EXPERIMENT = "esper_soa"
 MAX_PARAMS = 100  # settings in one call, at most
-LONGEST = 500  # characters of a setting
+MAX_SETTING_LENGTH = 500  # characters of a setting
 
 
 class MLflow:
@@ -29,7 +29,8 @@ class MLflow:
         experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
         name = f"{tracked.name} {tracked.folder.name}"
         run: str = self._client.create_run(experiment, run_name=name).info.run_id
-        settings = [Param(name, str(value)[:LONGEST]) for name, value in tracked.settings.items()]
+        texts = {name: str(value)[:MAX_SETTING_LENGTH] for name, value in tracked.settings.items()}
+        settings = [Param(name, text) for name, text in texts.items()]
         for start in range(0, len(settings), MAX_PARAMS):
             self._client.log_batch(run, params=settings[start : start + MAX_PARAMS])
         return run
