@@ -57,7 +57,7 @@ def played(folder: Path, trackers: Mapping[str, Opener]) -> tuple[list[dict], di
         job = start_run(within, SHORT, callbacks=[tracking])
         for _ in train_rounds(job):
             pass
-    return timeless(place.metrics), next(iter(job.tasks.values())).lost
+    return timeless(place.metrics), next(iter(job.tasks.values())).files.lost
 
 
 class Sinks(list[Sink]):
