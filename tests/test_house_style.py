@@ -180,7 +180,7 @@ def foreign_engines(tree: ast.Module, module: str) -> Breaches:
 RULES = (parallel_assignments, getattr_defaults, unranged_settings)
 
 # Ceilings for the whole package, see wording.py. They only fall.
-MOST_IDENTIFIERS = {"one": 335, "own": 105}
+MOST_IDENTIFIERS = {"one": 330, "own": 99}
 MOST_STARRED_TUPLES = 11
 MOST_POSITIONAL_CALLS = 10  # calls with more than three positional arguments
 MOST_FRAGMENTS = 75  # docstrings and comments that begin without their noun

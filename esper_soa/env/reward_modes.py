@@ -77,15 +77,19 @@ def no_terms(like: Tensor) -> RewardTerms:
 
 
 def score(
-    inputs: RewardInputs, cfg: RewardConfig, own: UserReward | None = None
+    inputs: RewardInputs, cfg: RewardConfig, user_reward: UserReward | None = None
 ) -> tuple[RewardTerms, SlotReadings]:
     """Terms [N] of mode `cfg.mode`, without what `reward.py` adds at the end; readings [N, S].
 
-    own: what the mode is where it is a user's; settings of the package's modes do not touch it.
+    user_reward: the mode where it is a user's; settings of the package's modes do not touch it.
     With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it
     is not the target; with "target" the target alone does. Terms of the op are always the target's.
     """
-    parts, readings = MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
+    if user_reward is None:
+        parts, readings = MODES[cfg.mode](inputs, cfg)
+    else:
+        parts = user_terms(user_reward, inputs)
+        readings = {}
     zero = torch.zeros_like(inputs.contribution)
     unread = SlotReadings(inputs.escrow, zero, zero, drip_payment=zero)
     return add_terms(no_terms(inputs.val_accuracy), parts), unread._replace(**readings)

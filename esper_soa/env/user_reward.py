@@ -55,9 +55,9 @@ def user_reward(
     return UserReward(name, part)  # type: ignore[arg-type]
 
 
-def user_terms(own: UserReward, inputs: RewardInputs) -> dict[str, Tensor]:
+def user_terms(reward: UserReward, inputs: RewardInputs) -> dict[str, Tensor]:
     """The terms [N] that a user's reward pays, by the names of RewardTerms, or all as `own`."""
-    result = own.function(inputs)
+    result = reward.function(inputs)
     parts = result if isinstance(result, Mapping) else {USER_TERM: result}
     return {name: part.to(STATE_FLOAT) for name, part in parts.items()}
 
@@ -70,7 +70,7 @@ def reward_findings(part: registry.Part, inputs: RewardInputs) -> list[str]:
     with registry.collect_faults(findings):
         result = part(inputs)
         parts = result if isinstance(result, Mapping) else {USER_TERM: result}
-        unknown = ", ".join(str(one) for one in parts if one not in (*TERM_NAMES, USER_TERM))
+        unknown = ", ".join(str(name) for name in parts if name not in (*TERM_NAMES, USER_TERM))
         if unknown:
             return [f"it gives the terms {unknown}, which RewardTerms lacks"]
         for name, value in parts.items():
