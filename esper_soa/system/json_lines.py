@@ -68,7 +68,6 @@ def keep_rounds(path: Path, rounds: int) -> int:
 
 
 def _round_of(line: bytes) -> object:
-    """The round that a line is about; None where it says none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

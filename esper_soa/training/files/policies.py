@@ -30,9 +30,8 @@ POLICY_FORMAT = "esper_soa policy"  # tells a policy's file from a checkpoint of
 POLICY_VERSION = 1
 # fact: names of users' blueprints, in the order of their codes; absent where there are none
 USER_BLUEPRINTS = "blueprints"
-OBSERVED_SETTINGS = (
-    "observe"  # the fact that names settings of its env that it sees; absent where none
-)
+# fact: names of settings of its env that the policy sees; absent where there are none
+OBSERVED_SETTINGS = "observe"
 # parts of a learner's state: weights with observation statistics, normalisers
 LEARNER_PARTS = ("policy", "reward", "value")
 

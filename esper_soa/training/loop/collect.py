@@ -112,10 +112,6 @@ class EpisodeRunner:
         self.profile.env_step()
 
     def _report(self) -> None:
-        """Report the env-steps whose numbers are on the host by now.
-
-        Envs of other processes count as if as many of them went on as of those here.
-        """
         num_envs = self.env.num_envs
         all_envs = self.env.world.reduction.all_envs(num_envs)
         while self.pending_copy and self.pending_copy[0].here:
@@ -123,6 +119,7 @@ class EpisodeRunner:
             if len(numbers) > len(PROGRESS_FIGURES):
                 recorded = numbers[len(PROGRESS_FIGURES) :].reshape(num_envs, -1)
                 self.recorder.emit(self.num_reported + 1, recorded)
+            # envs of other processes count as if as many of them went on as of those here
             playing = all_envs * self.num_playing[self.num_reported] // num_envs
             self.num_reported += 1
             self.progress.skip_env_steps(all_envs - playing)
@@ -181,12 +178,11 @@ def rollout_of(world: World, player: Player) -> Rollout | None:
 def row_of(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
     """The row of one env-step that the learner keeps.
 
-    truncated: bool [N], episodes that end here; `finish` takes out those that terminate. A rollback
-    ends the trajectory. Rewards are filled in once the episode is over.
+    truncated: bool [N], episodes that end here; `finish` takes out those that terminate.
     """
     view = observed.view
     attribution = observed.attribution
-    panic = view.state.guard.panic
+    panic = view.state.guard.panic  # a rollback ends the trajectory
     valid = result.terms.total.isfinite()
     return Row(
         features=view.observation.features,
@@ -196,7 +192,7 @@ def row_of(observed: EnvView, decision: Decision, result: StepResult, truncated:
         effective_op=result.outcome.effective_op,
         log_probs=decision.log_probs,
         value=decision.value,
-        reward=torch.zeros_like(decision.value),
+        reward=torch.zeros_like(decision.value),  # filled in once the episode is over
         terminal=panic,
         truncated=truncated & ~panic,
         reset=observed.restarted,

@@ -65,22 +65,16 @@ def play_control(
 def _widened(cfg: TrainConfig, parameters: float) -> TrainConfig:
     """The settings of hosts that are widened to so many parameters, and do not grow: with the first
     slot alone, as slots take memory; for one episode nothing is compiled and no graphs are tried.
+    Users' blueprints and rewards, which may not fit width or slot, are left out.
     """
     first = task_slots(cfg.task, cfg.slots)[0].name
-    plain = _without_user_parts(cfg)
-    compute = replace(cfg.compute, compile="off", cuda_graphs="off")
-    return replace(plain, task=widen_host(plain.task, parameters), slots=[first], compute=compute)
-
-
-def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
-    """The settings without users' own blueprints and rewards, which may not fit width or slot, and
-    which a host that does not grow does not need.
-    """
     packaged = [name for name in cfg.task.blueprints if not is_reference(name)]
-    if len(packaged) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
-        return cfg
-    task = replace(cfg.task, blueprints=packaged or [UNIVERSAL_BLUEPRINT])
-    return replace(cfg, task=task, reward=RewardConfig(), policy=replace(cfg.policy, name="wait"))
+    if len(packaged) < len(cfg.task.blueprints) or any(map(is_reference, cfg.reward.modes)):
+        task = replace(cfg.task, blueprints=packaged or [UNIVERSAL_BLUEPRINT])
+        policy = replace(cfg.policy, name="wait")
+        cfg = replace(cfg, task=task, reward=RewardConfig(), policy=policy)
+    compute = replace(cfg.compute, compile="off", cuda_graphs="off")
+    return replace(cfg, task=widen_host(cfg.task, parameters), slots=[first], compute=compute)
 
 
 def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:

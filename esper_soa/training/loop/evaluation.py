@@ -40,6 +40,13 @@ from esper_soa.training.results.statistics import Interval, difference_interval,
 # training met.
 FRESH_SEEDS = 2**31
 TABLE_FILE = "evaluation.txt"  # the table as it is on the console
+TABLE_COLUMNS = {  # fields of Scores: titles, and how the numbers are written
+    "test_accuracy": ("test (%)", ".2f"),
+    "validation_accuracy": ("validation (%)", ".2f"),
+    "parameters": ("parameters", ".0f"),
+    "net": ("test - rent", ".2f"),
+    "reward": ("reward", "+.2f"),
+}
 
 
 class Scores(NamedTuple):
@@ -111,25 +118,22 @@ def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
     """Means and intervals of every policy, each set against the first."""
     first = next(iter(scores.values())).net
     verdicts: list[Verdict] = []
-    for name, score_row in scores.items():
-        parts = score_row._asdict().items()
-        means = {field: mean_interval(values, cfg.confidence) for field, values in parts}
-        lead = difference_interval(score_row.net, first, cfg.confidence) if verdicts else None
+    for name, policy_scores in scores.items():
+        samples = policy_scores._asdict()
+        means = {field: mean_interval(row, cfg.confidence) for field, row in samples.items()}
+        lead = difference_interval(policy_scores.net, first, cfg.confidence) if verdicts else None
         verdicts.append(Verdict(name, means, lead))
     return verdicts
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    forms = ".2f", ".2f", ".0f", ".2f", "+.2f"
     table = Table("policy", box=box.SIMPLE_HEAD)
     lead = f"test - rent, less {verdicts[0].policy}"
-    for title in ("test (%)", "validation (%)", "parameters", "test - rent", "reward", lead):
+    for title in (*(title for title, _ in TABLE_COLUMNS.values()), lead):
         table.add_column(title, justify="right", no_wrap=True)
     for verdict in verdicts:
-        found = (verdict.means[field] for field in Scores._fields)
-        cells = [mean.text(form) for mean, form in zip(found, forms, strict=True)]
-        cells.append("" if verdict.lead is None else verdict.lead.text())
-        table.add_row(verdict.policy, *cells)
+        cells = [verdict.means[field].text(form) for field, (_, form) in TABLE_COLUMNS.items()]
+        table.add_row(verdict.policy, *cells, verdict.lead.text() if verdict.lead else "")
     return table
 
 
@@ -202,9 +206,9 @@ def evaluate_task(
         "data": data,
     }
     amount = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
-    title = f"{run.task.host_name} on {world.data.name}: {amount}, means with"
-    title = f"{title} {cfg.confidence:.0%} t intervals"
-    text = f"{title}\n{as_text(verdict_table(verdicts))}"
+    title = f"{run.task.host_name} on {world.data.name}: {amount}"
+    confidence = f"means with {cfg.confidence:.0%} t intervals"
+    text = f"{title}, {confidence}\n{as_text(verdict_table(verdicts))}"
     with session.write_errors.attempt(session.folder.evaluation.name):
         write_results(session.folder.evaluation, facts, scores, found=verdicts)
     with session.write_errors.attempt(TABLE_FILE):

@@ -119,7 +119,6 @@ def version_changes(checkpoint_run: SavedRun, folder: RunFolder, engine: str) ->
 
 @contextmanager
 def _writing(folder: RunFolder) -> Iterator[None]:
-    """Raise UserError where the folder cannot be written in the context."""
     try:
         yield
     except OSError as error:

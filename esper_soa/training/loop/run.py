@@ -139,9 +139,8 @@ class Run:
 
     def save_best(self, results: Sequence[RoundResult]) -> None:
         """Save the policy, before its update, where its round has the best mean over tasks."""
-        accuracy = fmean(
-            math.fsum(result.accuracies) / len(result.accuracies) for result in results
-        )
+        means = [math.fsum(result.accuracies) / len(result.accuracies) for result in results]
+        accuracy = fmean(means)
         if self.learner is not None and accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
             if self.ranks.first:

@@ -86,7 +86,6 @@ def train_in_session(
 
 
 def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
-    """Start the ranks and wait for their end; raises what ended them early."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -121,9 +120,8 @@ def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
 
 @contextmanager
 def _quiet_launcher() -> Iterator[None]:
-    """torch's launcher without its log, which our message says in one line, and without a server of
-    its own, which would listen on every interface.
-    """
+    # a log of the launcher says at length what our message says in one line; a server of its own
+    # would listen on every interface
     log = logging.getLogger("torch.distributed.elastic")
     before = log.propagate
     handler = logging.NullHandler()
@@ -151,7 +149,6 @@ def _first_fault(scratch: Path) -> dict:
 def _failure_of(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
-    """The error that ended the run: the fault of a rank, or how the first one ended."""
     kind = fault.get("kind", STOPPED_BY_SIGNAL)
     if kind in FAULT_KINDS and kind not in CONSEQUENCE_KINDS:
         return FAULT_KINDS[kind](fault["words"])

@@ -124,7 +124,6 @@ class RecordedRun:
         return self.samples(split, env)
 
     def _validation_order(self, source: BatchSource, env: int) -> Tensor:
-        """Validation samples int64 [V] that host `env` is measured on."""
         cfg = self.settings
         num_val = len(source.val_labels)
         if not cfg.data.split:
