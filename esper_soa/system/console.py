@@ -85,14 +85,15 @@ def safe_streams() -> Iterator[None]:
     while number <= 2:
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
-    streams = safe_stream(sys.stdout), safe_stream(sys.stderr)
-    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+    output = safe_stream(sys.stdout)
+    errors = safe_stream(sys.stderr)
+    with redirect_stdout(output), redirect_stderr(errors):
         try:
             yield
         finally:
             # the interpreter would fail to write the rest at its end
-            for stream in streams:
-                stream.flush()
+            output.flush()
+            errors.flush()
 
 
 def exit_with(error: Exception) -> NoReturn:

@@ -48,9 +48,8 @@ def build_player(cfg: TrainConfig, world: World, resumed: bool = False) -> Playe
         return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
     shape = world.rules.nets.shape
     names = names_by_code(shape.blueprints)
-    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_blueprints=len(names)).to(
-        world.device
-    )
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_blueprints=len(names))
+    policy.to(world.device)
     replay = world.kernels.replay
     policy.steps = replay.steps(POLICY, world.device)
     learner = Learner(

@@ -42,9 +42,7 @@ class Run:
         ranks: Ranks = SINGLE_PROCESS,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """resumed: whether `restore` comes next, so that policy.init is not read. callbacks: those
-        beside the settings' own.
-        """
+        """resumed: whether `restore` comes next. callbacks: those beside the settings' own."""
         self.cfg = cfg
         self.session = session
         self.folder = session.folder
@@ -72,11 +70,6 @@ class Run:
     def rounds_done(self) -> int:
         """Rounds done, of all tasks."""
         return next(iter(self.tasks.values())).totals.rounds_done
-
-    @property
-    def rounds_held(self) -> int:
-        """Rounds done when `content` was taken."""
-        return next(iter(self.content["tasks"].values()))["progress"]["rounds_done"]
 
     def restore(self, checkpoint_run: SavedRun, path: Path) -> None:
         """Continue from `checkpoint_run`; files of later rounds are cut back."""
@@ -136,6 +129,7 @@ class Run:
             "best_accuracy": self.best_accuracy,
             "learner": state,
         }
+        self.rounds_held = self.rounds_done  # when the content was taken
 
     def save_best(self, results: Sequence[RoundResult]) -> None:
         """Save the policy, before its update, where its round has the best mean over tasks."""
@@ -190,9 +184,9 @@ class Run:
         for number in requests.waiting():
             self.save()
             stop = Interrupted(number, str(self.session.write_errors))
-            resume_text = f"Go on with resume={self.folder.path}"
-            rounds_text = f"{self.rounds_held} of {self.cfg.rounds} rounds are saved. {resume_text}"
-            LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or rounds_text)
+            rounds_text = f"{self.rounds_held} of {self.cfg.rounds} rounds are saved."
+            saved = f"{rounds_text} Go on with resume={self.folder.path}"
+            LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or saved)
             if not requests.handle(number) and number in STOP_SIGNALS:
                 raise stop
 

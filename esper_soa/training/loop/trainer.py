@@ -112,9 +112,7 @@ def learn(run: Run, played: Sequence[Collected], number: int) -> dict[str, float
 def log_round(
     run: Run, played: Sequence[Collected], update: dict[str, float], seconds: float
 ) -> list[dict[str, Json]]:
-    """Count and write down a round, of whose update (`seconds`) tasks have equal parts; returns the
-    line of every task for metrics.jsonl.
-    """
+    """Count a round and write it down; returns the line of every task for metrics.jsonl."""
     for name, message in run.watch.look(update).items():
         LOGGER.warning("round %d  %s: %s", run.rounds_done + 1, name, message)
     learning: dict[str, Json] = {"update": update, "anomalies": run.watch.active}

@@ -243,9 +243,7 @@ def _end_rank(scratch: Path, rank: int, launcher: int) -> Iterator[None]:
 
 
 def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, rendezvous: str = "env://") -> float:
-    """Run a rank other than the first, which prints and writes nothing; returns the final accuracy
-    (percent). The rest is as of `run_rank`.
-    """
+    """`run_rank` for a rank other than the first, which prints and writes nothing."""
     LOGGER.disabled = True
     session = Session(RunFolder(Path(os.devnull)), 0)
     silent_cfg = replace(cfg, report=False, track=[])
