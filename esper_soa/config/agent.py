@@ -7,7 +7,7 @@ default are its range; see config/ranges.py. Coefficients are of the loss, times
 
 from dataclasses import dataclass, field
 
-from esper_soa.config.env import ENV_SETTINGS
+from esper_soa.config.env import ENV_NUMBERS
 from esper_soa.config.nets import GROWABLE
 from esper_soa.config.ranges import (
     COUNT,
@@ -113,7 +113,7 @@ class ScheduleConfig(Settings, path="policy.schedule."):
     # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING, BLENDING; fewer = never.
     advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
     fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
-    blueprint: str = choice("norm", GROWABLE, own=BLUEPRINT)  # of every seed
+    blueprint: str = choice("norm", GROWABLE, part=BLUEPRINT)  # of every seed
     style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
     tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS
     alpha_target: int = number(2, 0, len(ALPHA_TARGETS) - 1)  # index of vocabulary.ALPHA_TARGETS
@@ -136,7 +136,7 @@ class HeuristicConfig(Settings, path="policy.heuristic."):
     min_improvement_to_fossilize: float = number(0.5, -100, 100)  # contribution, percent points
     embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
     # Germinated in turn.
-    blueprint_rotation: list[str] = choices(ROTATION, GROWABLE, repeated=True, own=BLUEPRINT)
+    blueprint_rotation: list[str] = choices(ROTATION, GROWABLE, repeated=True, part=BLUEPRINT)
     blueprint_penalty_on_prune: float = weight(2.0)  # added to that of the blueprint
     penalty_decay: float = number(0.5, 0, 1)  # factor per env-step
     penalty_threshold: float = weight(3.0)  # from which a blueprint is passed over
@@ -151,7 +151,7 @@ class ImitationConfig(Settings, path="policy.imitation."):
 
     rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
     # With the settings of policy.heuristic or policy.schedule.
-    teacher: str = choice("heuristic", ("heuristic", "schedule"), own=AGENT)
+    teacher: str = choice("heuristic", ("heuristic", "schedule"), part=AGENT)
     epochs: int = number(4, 1, 10_000)  # passes over such a round
     lr: float = number(1e-3, 0, 1000, ends="(]")  # of Adam, which starts afresh with PPO
 
@@ -160,11 +160,11 @@ class ImitationConfig(Settings, path="policy.imitation."):
 class PolicyConfig(Settings, path="policy."):
     """The policy: learning or scripted, with the same `act`."""
 
-    name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
+    name: str = choice("ppo", POLICIES, part=AGENT)  # ppo learns, the others follow rules
     init: str = SCRATCH  # what ppo starts from: none, one that ships, a run folder, a checkpoint
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
     # Settings of its env that it sees, as features of the observation; of use where envs differ.
-    observe: list[str] = choices((), tuple(ENV_SETTINGS), least=0)
+    observe: list[str] = choices((), ENV_NUMBERS, least=0)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)

@@ -10,7 +10,6 @@ from pathlib import Path
 import yaml
 
 from esper_soa.config.env import ENV_SETTINGS
-from esper_soa.config.nets import DATA_NAME
 from esper_soa.config.paths import config_dir
 from esper_soa.system.errors import SettingError, UserError, did_you_mean, unknown_setting_text
 
@@ -63,7 +62,7 @@ def expand_slots(overrides: Sequence[str]) -> list[str]:
 
 
 def _expand(key: str, equals: str, value: str) -> str:
-    if key.lstrip("+") in (DATA_NAME, *ENV_SETTINGS) and not {"'", '"'} & {*value}:
+    if key.lstrip("+") in ENV_SETTINGS and not {"'", '"'} & {*value}:
         value = ENV_TEXT.sub(r"'\g<0>'", value)
     elif SLOT_COUNTS.fullmatch(f"{key}={value}"):
         value = re.sub(r"(\d+)", r"[\1]", value)

@@ -12,11 +12,14 @@ from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
     EnvNumber,
+    EnvRange,
     Settings,
     choice,
     choices,
+    env_choice,
     env_count,
     env_number,
+    env_words,
     number,
     signed,
     weight,
@@ -177,9 +180,8 @@ class AttributionConfig(Settings, path="attribution."):
 class RewardConfig(Settings, path="reward."):
     """Every term of every reward mode. Costs and penalties are negative, rents positive."""
 
-    mode: str = choice("shaped", REWARD_MODES, own=REWARD)  # which terms are paid; reward_modes.py
-    # Modes that envs share instead: env n is paid by the one at n modulo their number; [] = none.
-    split: list[str] = choices((), REWARD_MODES, repeated=True, own=REWARD, least=0)
+    # Which terms are paid; reward_modes.py.
+    mode: str = env_choice("shaped", REWARD_MODES, part=REWARD)
     scored_slots: str = choice("all", ("all", "target"))  # live ones, or the reference's rule
     # What follows the last env-step of an episode for a learner: nothing, or its own estimate.
     # auto: nothing in the mode net, which pays for the whole episode there.
@@ -273,26 +275,25 @@ class RewardConfig(Settings, path="reward."):
         if "basic_plus" in self.modes and self.drip_fraction == 0.0:
             remedy = "Alone, basic_plus has 0.7 and basic has 0; envs side by side have the same."
             only_additive = "basic" not in self.modes
-            self.require(only_additive, "split", "given with a reward.drip_fraction", remedy=remedy)
+            self.require(only_additive, "mode", "given with a reward.drip_fraction", remedy=remedy)
             self.drip_fraction = 0.7
         others = [mode for mode in self.modes if mode not in ("basic", "basic_plus")]
-        setting = "reward.split" if self.split else "reward.mode"
-        allowed = f"0 with {setting}={','.join(self.modes)}, as {', '.join(others)} pays no drip"
-        remedy = f"Leave it out or use {setting}=basic_plus."
+        allowed = f"0 with reward.mode={self.mode}, as {', '.join(others)} pays no drip"
+        remedy = "Leave it out or use reward.mode=basic_plus."
         self.require(self.drip_fraction == 0 or not others, "drip_fraction", allowed, remedy=remedy)
 
     @property
-    def differing(self) -> tuple[str, ...]:
-        return (*super().differing, *self.loss.differing)
-
-    @property
     def modes(self) -> tuple[str, ...]:
-        """Those that are paid: `split` where it is given, else `mode` alone."""
-        return tuple(self.split) or (self.mode,)
+        """The modes that are paid, in the order of envs, without repetition."""
+        return tuple(dict.fromkeys(env_words(self.mode)))
 
 
+REWARD_MODE = "reward.mode"
 EPISODE_LENGTH = "early_stop.length"
-# Ranges of the settings of which each env can have its own, by their dotted names.
-HOSTS: tuple[type[Settings], ...] = (TaskConfig, DataConfig, RewardConfig, LossRewardConfig)
-RULES: tuple[type[Settings], ...] = (EarlyStopConfig, GatesConfig, LifecycleConfig)
-ENV_SETTINGS = {name: rule for kind in (*HOSTS, *RULES) for name, rule in kind.env_ranges().items()}
+ENV_PARTS: tuple[type[Settings], ...] = (
+    *(TaskConfig, DataConfig, RewardConfig, LossRewardConfig),
+    *(EarlyStopConfig, GatesConfig, LifecycleConfig),
+)
+# Rules of the settings that can differ by env, by dotted name.
+ENV_SETTINGS = {name: rule for part in ENV_PARTS for name, rule in part.env_rules().items()}
+ENV_NUMBERS = tuple(name for name, rule in ENV_SETTINGS.items() if isinstance(rule, EnvRange))

@@ -13,6 +13,7 @@ from esper_soa.config.ranges import (
     Settings,
     choice,
     choices,
+    env_choice,
     env_number,
     env_words,
     number,
@@ -75,7 +76,7 @@ class TaskConfig(Settings, path="task."):
     name: str = word("cifar_baseline")  # in words, for the table
     # chain: the blocks that the next four settings describe; transformer: what task.transformer
     # describes. Neither does anything for a user's own host.
-    host: str = choice("chain", ("chain", "transformer"), own=HOST)
+    host: str = choice("chain", ("chain", "transformer"), part=HOST)
     base_channels: int = number(8, 1, MAX_CHANNELS)  # channels of block 0; doubled by every block
     num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
     kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
@@ -96,7 +97,7 @@ class TaskConfig(Settings, path="task."):
     max_grad_norm: EnvNumber = env_number(1.0, 0, WEIGHT, note="0 = no clipping")
     gradient_stride: int = number(10, 1, COUNT)  # optimiser steps between measured seed gradients
     # Those that may be germinated; users' own take the codes from 13 on, in this order.
-    blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, GROWABLE, own=BLUEPRINT)
+    blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, GROWABLE, part=BLUEPRINT)
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
 
     def __post_init__(self) -> None:
@@ -186,7 +187,7 @@ class DataConfig(Settings, path="data."):
     # images that a program hands over; text: the embedded text, or the files of root; tinystories:
     # stories of Eldan and Li 2023, from the internet; module:name: a data set of your own. Several
     # sets of images, as [cifar10,fashion32]: one for each env, in turn.
-    name: str = choice("auto", DATASETS, own=DATASET, listed=IMAGE_SETS)
+    name: str = env_choice("auto", DATASETS, part=DATASET, listed=IMAGE_SETS)
     # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), or an .npz of own
     # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
     root: str = ""
@@ -246,10 +247,6 @@ class DataConfig(Settings, path="data."):
         for item in fields(self):
             is_default = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
             self.require(self.is_user_file or is_default, item.name, allowed, remedy=remedy)
-
-    @property
-    def differing(self) -> tuple[str, ...]:
-        return (*super().differing, *[DATA_NAME] * (self.sets != (self,)))
 
     @property
     def sets(self) -> tuple["DataConfig", ...]:

@@ -48,16 +48,20 @@ class Settings:
                 vars(self)[item.name] = int(value) if rule.whole else float(value)
 
     @classmethod
-    def env_ranges(cls) -> dict[str, "EnvRange"]:
-        """By dotted name, the ranges of the fields of which each env can have its own."""
+    def env_rules(cls) -> dict[str, "EnvRange | EnvChoice"]:
+        """By dotted name, the rules of the fields that can differ by env."""
         rules = {cls.path + item.name: item.metadata.get(RULE) for item in fields(cls)}  # type: ignore[arg-type]
-        return {name: rule for name, rule in rules.items() if isinstance(rule, EnvRange)}
+        return {
+            name: rule for name, rule in rules.items() if isinstance(rule, EnvRange | EnvChoice)
+        }
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """Those of `env_ranges` that do differ by env."""
-        own = {name: vars(self)[name.removeprefix(self.path)] for name in self.env_ranges()}
-        return tuple(name for name, value in own.items() if isinstance(value, str))
+        """The dotted names of `env_rules` whose values do differ by env, in parts too."""
+        values = {self.path + name: value for name, value in vars(self).items()}
+        names = [name for name, rule in self.env_rules().items() if rule.differs(values[name])]
+        parts = (part for part in vars(self).values() if isinstance(part, Settings))
+        return (*names, *(name for part in parts for name in part.differing))
 
     def number(self, name: str) -> float:
         """The number of a field, the same for all envs; SettingError where each has its own."""
@@ -131,6 +135,18 @@ class EnvRange(Range):
 
     whole: bool = False  # whole numbers alone
 
+    def differs(self, value: EnvNumber) -> bool:
+        """Whether envs have different numbers by this value."""
+        return isinstance(value, str)
+
+    def numbers(self, value: EnvNumber) -> tuple[float, ...] | EnvDraw:
+        """The numbers that envs take in turn, or the range that they draw of."""
+        return env_numbers(value, self.whole)
+
+    def named(self, value: EnvNumber, numbers: Sequence[float]) -> Sequence[float | str]:
+        """What records say of envs that have these numbers by this value: the numbers."""
+        return numbers
+
     def holds(self, value: object) -> bool:
         whole = not self.whole or (isinstance(value, int | float) and value % 1 == 0)
         return whole and super().holds(value)
@@ -144,8 +160,8 @@ class EnvRange(Range):
         except ValueError:
             numbers = ()
         check(0 < len(numbers) <= MAX_ITEMS, setting, value, allowed=str(self))
-        for one in numbers[:2] if isinstance(numbers, EnvDraw) else numbers:
-            check(self.holds(one), setting, one, allowed=str(self))
+        for number in numbers[:2] if isinstance(numbers, EnvDraw) else numbers:
+            check(self.holds(number), setting, number, allowed=str(self))
         if isinstance(numbers, EnvDraw):
             rises = numbers.low < numbers.high and (numbers.low > 0 or not numbers.log)
             check(rises, setting, value, allowed="a range that rises, of log_uniform from above 0")
@@ -158,26 +174,53 @@ class EnvRange(Range):
 
 @dataclass(frozen=True)
 class Choice(Rule):
-    """One of several words, a part of a user's own, or as text a list of the `listed` words."""
+    """One of several words, or a part of a user's own."""
 
     words: tuple[str, ...]
-    own: str = ""  # the kind of part that may be named instead, as `module:name`; see registry.py
-    listed: tuple[str, ...] = ()  # see `env_words`
+    part: str = ""  # the kind of part that may be named instead, as `module:name`; see registry.py
 
     def holds(self, value: object) -> bool:
-        """The existence of a user's part is checked when the run is built."""
-        words = env_words(str(value))
-        if words == (value,):
-            return value in self.words or (self.own != "" and is_reference(str(value)))
-        return len(words) <= MAX_ITEMS and set(words) <= set(self.listed)
+        """Whether it is allowed; that a user's part exists is checked when the run is built."""
+        return value in self.words or (self.part != "" and is_reference(str(value)))
 
     def __str__(self) -> str:
-        own = f", or module:name of your own {self.own}" if self.own else ""
-        text = "one of " + ", ".join(self.words) + own
-        if not self.listed:
-            return text
-        each = f"a list such as [{self.listed[0]},{self.listed[1]}] of at most {MAX_ITEMS} of"
-        return f"{text}, or {each} {', '.join(self.listed)}, of which envs take one in turn"
+        part = f", or module:name of your own {self.part}" if self.part else ""
+        return "one of " + ", ".join(self.words) + part
+
+
+@dataclass(frozen=True)
+class EnvChoice(Choice):
+    """The same, or as text a list of such words, of which envs take one in turn."""
+
+    listed: tuple[str, ...] = ()  # words that a list may have; () = all, and parts of a user's own
+
+    def differs(self, value: str) -> bool:
+        """Whether envs have different words by this value."""
+        return env_words(value) != (value,)
+
+    def numbers(self, value: EnvNumber) -> tuple[float, ...] | EnvDraw:
+        """The places of words among the different words of a list, which envs take in turn."""
+        words = env_words(str(value))
+        different = [*dict.fromkeys(words)]
+        return tuple(float(different.index(word)) for word in words)
+
+    def named(self, value: EnvNumber, numbers: Sequence[float]) -> Sequence[float | str]:
+        """What records say of envs that have these places by this value: the words."""
+        different = [*dict.fromkeys(env_words(str(value)))]
+        return [different[int(place)] for place in numbers]
+
+    def holds(self, value: object) -> bool:
+        words = env_words(str(value))
+        if words == (value,):
+            return super().holds(value)
+        single = Choice(self.listed or self.words, "" if self.listed else self.part)
+        return len(words) <= MAX_ITEMS and all(map(single.holds, words))
+
+    def __str__(self) -> str:
+        first, second, *_ = self.listed or self.words
+        listed = f" {', '.join(self.listed)}" if self.listed else " these"
+        each = f"a list such as [{first},{second}] of at most {MAX_ITEMS} of{listed}"
+        return f"{super().__str__()}, or {each}, of which envs take one in turn"
 
 
 @dataclass(frozen=True)
@@ -285,24 +328,27 @@ def word(default: str, rule: TextPattern = FOLDER) -> str:
     return field(default=default, metadata={RULE: rule})
 
 
-def choice(
-    default: str, words: tuple[str, ...], own: str = "", listed: tuple[str, ...] = ()
+def choice(default: str, words: tuple[str, ...], part: str = "") -> str:
+    """A field for one of `words`, or for a user's part of the kind `part`."""
+    return field(default=default, metadata={RULE: Choice(words, part)})
+
+
+def env_choice(
+    default: str, words: tuple[str, ...], part: str = "", listed: tuple[str, ...] = ()
 ) -> str:
-    """A field for one of `words`, for a user's part of the kind `own`, or for a list of `listed`
-    words, of which envs take one in turn.
-    """
-    return field(default=default, metadata={RULE: Choice(words, own, listed)})
+    """A field as of `choice`, or for a list of words that differ by env; see EnvChoice."""
+    return field(default=default, metadata={RULE: EnvChoice(words, part, listed)})
 
 
 def choices(
     default: Sequence[str],
     words: tuple[str, ...],
     repeated: bool = False,
-    own: str = "",
+    part: str = "",
     least: int = 1,
 ) -> list[str]:
     """A field for a list of at least `least` of what `choice` takes; unlike unless `repeated`."""
-    rule = Items(Choice(words, own), least, repeated)
+    rule = Items(Choice(words, part), least, repeated)
     return field(default_factory=lambda: list(default), metadata={RULE: rule})
 
 

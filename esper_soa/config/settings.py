@@ -24,6 +24,7 @@ from esper_soa.config.ranges import (
     TextPattern,
     choice,
     choices,
+    env_words,
     number,
     table,
     weight,
@@ -165,7 +166,7 @@ class TrainConfig(WorldConfig):
     # What each of them comes to, by the name of its task; the settings beside are the first one's.
     worlds: dict[str, WorldConfig] = field(default_factory=dict)
     # What plays the last rounds too, for the final table.
-    control: str = choice("wait", ("none", *CONTROLS), own=AGENT)
+    control: str = choice("wait", ("none", *CONTROLS), part=AGENT)
     control_rounds: int = number(1, 1, COUNT)  # last ones, that the control plays
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
@@ -197,10 +198,9 @@ class TrainConfig(WorldConfig):
         watched = self.early_stop.rollbacks == 0 or self.governor.enabled
         self.require(watched, "early_stop.rollbacks", allowed)
         self._check_policy()
-        fits = len(self.reward.split) <= self.envs
-        self.require(
-            fits, "reward.split", f"at most envs={self.envs} modes", remedy="Each needs an env."
-        )
+        num_modes = len(env_words(self.reward.mode))
+        allowed = f"at most envs={self.envs} modes"
+        self.require(num_modes <= self.envs, "reward.mode", allowed, remedy="Each needs an env.")
         self._check_tasks()
 
     @property
@@ -209,11 +209,6 @@ class TrainConfig(WorldConfig):
         worlds = {name: vars(world) for name, world in self.worlds.items()}
         alone = {name: replace(self, tasks=[], worlds={}, **own) for name, own in worlds.items()}
         return alone or {self.task.name: self}
-
-    @property
-    def differing(self) -> tuple[str, ...]:
-        parts = self.task, self.data, self.reward, self.early_stop, self.gates, self.lifecycle
-        return tuple(name for part in parts for name in part.differing)
 
     def _check_tasks(self) -> None:
         if not self.worlds:
@@ -287,7 +282,7 @@ class EvaluateConfig(Settings):
 
     checkpoint: str = ""  # a checkpoint, or a run folder, whose newest is taken
     # Ppo: the learned one.
-    policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES, own=AGENT)
+    policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES, part=AGENT)
     episodes: int = number(4, 1, 1_000_000)  # of every env and policy
     envs: int = number(0, 0, MAX_ENVS, note="0 = as many as in training")  # N
     seed: int = number(0, 0, MAX_SEED)  # of hosts, orders and draws that training never meets

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorClass
 from torch import Tensor
 
+from esper_soa.config.env import REWARD_MODE
 from esper_soa.env.step import (
     EnvRules,
     StepKernels,
@@ -169,9 +170,12 @@ def example_inputs(
 
 
 def example_values(rules: EnvRules, num_envs: int) -> Values:
-    """Numbers of settings that differ by env, each another one."""
-    numbers = torch.arange(1, num_envs + 1, dtype=STATE_FLOAT, device=rules.blueprints.device)
-    return tuple(place / numbers for place, _ in enumerate(rules.kernel_settings, 1))
+    """Values of settings that differ by env: another number in every env, the modes in turn."""
+    envs = torch.arange(num_envs, dtype=STATE_FLOAT, device=rules.blueprints.device)
+    numbers = {name: place / (1 + envs) for place, name in enumerate(rules.kernel_settings, 1)}
+    if REWARD_MODE in numbers:
+        numbers[REWARD_MODE] = envs % len(rules.reward.by_mode)
+    return tuple(numbers.values())
 
 
 def made_up(rules: EnvRules, state: EnvState, step: int) -> Measurements:

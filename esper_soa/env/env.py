@@ -9,6 +9,7 @@
 
 from torch import Tensor
 
+from esper_soa.config.env import REWARD_MODE
 from esper_soa.env.early_stop import Cause
 from esper_soa.env.step import EnvView, StepData, StepResult, initial_state, look, measure_
 from esper_soa.env.topology import Topology
@@ -74,7 +75,9 @@ class Env:
         """bool [N]: envs whose planned end nothing follows, by RewardConfig.episode_end."""
         ending = self.state.ending
         planned = ~ending.over | (ending.cause == Cause.LENGTH)
-        return self.truncated & planned & self.world.rules.reward.ends_terminate
+        world = self.world
+        ends_terminate = world.rules.reward.ends_terminate(world.values.get(REWARD_MODE))
+        return self.truncated & planned & ends_terminate
 
     def reset(self, number: int = 0, topology: Topology | None = None) -> EnvView:
         """Begin round `number` with fresh hosts, and play its first env-step up to the decision.

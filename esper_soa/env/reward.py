@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from esper_soa.config.env import EPISODE_LENGTH, PBRS_GAMMA, RewardConfig
+from esper_soa.config.env import ENV_NUMBERS, EPISODE_LENGTH, PBRS_GAMMA, RewardConfig
 from esper_soa.config.ranges import NO_SETTINGS, EnvSettings
 from esper_soa.env.env_settings import config_of_envs
 from esper_soa.env.lifecycle import target_slot
@@ -43,33 +43,41 @@ SAME = (*AGES, "germination_known", "escrow", "drip_live", "drip_scale")
 
 
 def reward(
-    state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
+    state: EnvState,
+    attribution: Attribution,
+    action: Action,
+    op: Tensor,
+    settings: RewardSettings,
+    mode: Tensor | None = None,
 ) -> tuple[RewardTerms, EnvState]:
     """Terms of this env-step's reward [N], and the state with what rewards keep in it.
 
     op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Of an env that is
-    about to be rolled back the caller keeps the old state. A user's own reward is paid as it is,
-    beside it only the penalty for seeds that a rollback has removed. With a split every env is paid
-    as it would be if all envs were paid by its mode.
+    about to be rolled back the caller keeps the old state. A user's reward is paid as it is, beside
+    it only the penalty for seeds that a rollback has removed. Where modes differ by env, every env
+    is paid as it would be if all envs had its mode.
+
+    mode: float64 [N], the place of each env's mode in settings.by_mode; None where all have one.
     """
-    if settings.split is None:
+    if mode is None:
         return _pay(state, attribution, action, op=op, settings=settings)
-    terms, own_terms = _pay(state, attribution, action, op=op, settings=settings.split.settings[0])
-    for place, other in enumerate(settings.split.settings[1:], 1):
-        selected = settings.split.place == place
-        other_terms, other_paid = _pay(state, attribution, action, op=op, settings=other)
-        terms = select(selected, other_terms, terms)
-        own_terms = select(selected, other_paid, own_terms)
-    return terms, own_terms
+    terms, paid = _pay(state, attribution, action, op=op, settings=settings.by_mode[0])
+    for place, part in enumerate(settings.by_mode[1:], 1):
+        mode_terms, mode_paid = _pay(state, attribution, action, op=op, settings=part)
+        terms = select(mode == place, mode_terms, terms)
+        paid = select(mode == place, mode_paid, paid)
+    return terms, paid
 
 
 def _pay(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> tuple[RewardTerms, EnvState]:
     inputs = reward_inputs(state, attribution, action, op=op, settings=settings)
-    terms, slot_readings = score(inputs, settings.config, settings.own)
+    terms, slot_readings = score(inputs, settings.config, settings.user_reward)
     zeros = torch.zeros_like(terms.total)
-    due = state.totals if settings.own is None else state.totals.replace(pending_hindsight=zeros)
+    due = state.totals
+    if settings.user_reward is not None:
+        due = due.replace(pending_hindsight=zeros)
     terms = adjust(terms, inputs, slot_readings, due=due, cfg=settings.config)
     slots = _next_slots(state.slots, inputs, slot_readings, settings=settings)
     total = state.totals.reward + terms.total
@@ -78,16 +86,15 @@ def _pay(
 
 
 def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> RewardSettings:
-    """The settings with values float64 [N] of their own for the envs, by dotted name."""
-    config = config_of_envs(settings.config, values)
+    """The settings with numbers float64 [N] where they differ by env; values: by dotted name."""
     most = settings.max_steps
     if EPISODE_LENGTH in values:
         most = episode_lengths(values[EPISODE_LENGTH], most)
-    split = settings.split
-    if split is not None:
-        parts = tuple(settings_of_envs(part, values) for part in split.settings)
-        split = split._replace(settings=parts)
-    return settings._replace(config=config, max_steps=most, split=split)
+    return settings._replace(
+        config=config_of_envs(settings.config, values),
+        max_steps=most,
+        by_mode=tuple(settings_of_envs(part, values) for part in settings.by_mode),
+    )
 
 
 def episode_lengths(length: Tensor, most: int | Tensor) -> Tensor:
@@ -261,16 +268,17 @@ def final_rents(
     parameters: Sequence[float],
     host: float,
     cfg: RewardConfig,
-    own: EnvSettings = NO_SETTINGS,
+    settings: EnvSettings = NO_SETTINGS,
     flop: Tensor | None = None,
 ) -> list[float]:
     """Rent of grown hosts in percent points: what mode `net` takes at the end.
 
-    parameters: final sizes. flop: of training, over those of the host alone; None: without price.
+    parameters: final sizes. settings: those that differ by env. flop: of training, over those of
+    the host alone; None: without price.
     """
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
-    prices = {name: numbers for name, numbers in own.items() if name.startswith(cfg.path)}
-    values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in prices.items()}
+    prices = [name for name in settings if name in ENV_NUMBERS and name.startswith(cfg.path)]
+    values = {name: torch.tensor(settings[name], dtype=STATE_FLOAT) for name in prices}
     cfg = config_of_envs(cfg, values)
     rents = size_rent(sizes, torch.full_like(sizes, host), cfg)
     if flop is not None:

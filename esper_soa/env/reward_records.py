@@ -21,37 +21,28 @@ class RewardSettings(NamedTuple):
     config: RewardConfig
     counts: Costs
     flop: Costs
-    # Env-steps per episode, int64 [N] where envs have their own; the last pays the terminal terms.
+    # Env-steps per episode, int64 [N] where they differ by env; the last pays the terminal terms.
     max_steps: int | Tensor
-    own: "UserReward | None" = None  # that of a user's, where config.mode names one
-    split: "RewardSplit | None" = None  # envs are paid by its modes; config.mode is none of them
+    user_reward: "UserReward | None" = None  # the user's reward that config.mode names
+    # Settings of each mode where modes differ by env; the value of reward.mode is an env's place.
+    by_mode: "tuple[RewardSettings, ...]" = ()
 
-    @property
-    def ends_terminate(self) -> bool | Tensor:
-        """Whether nothing follows an episode's planned end; bool [N] where modes of envs differ."""
-        if self.split is not None:
-            own = torch.tensor([bool(one.ends_terminate) for one in self.split.settings])
-            return own.to(self.split.place.device)[self.split.place]
+    def ends_terminate(self, mode: Tensor | None) -> bool | Tensor:
+        """Whether nothing follows an episode's planned end; bool [N] where modes differ by env.
+
+        mode: float64 [N], the place of each env's mode in `by_mode`; None where all have one.
+        """
+        if mode is not None:
+            terminate = [bool(part.ends_terminate(None)) for part in self.by_mode]
+            return torch.tensor(terminate, device=mode.device)[mode.long()]
         end = self.config.episode_end
         return self.config.mode == "net" if end == "auto" else end == "terminated"
 
     @property
     def user_name(self) -> str:
-        """Of the rewards of a user's, in the order of the split; "" without any."""
-        all_settings = (self,) if self.split is None else self.split.settings
-        return "+".join(one.own.name for one in all_settings if one.own is not None)
-
-
-class RewardSplit(NamedTuple):
-    """Several modes side by side: env n is paid by `settings[place[n]]`."""
-
-    settings: tuple[RewardSettings, ...]  # by mode, without splits of their own
-    place: Tensor  # int64 [N]
-    order: tuple[str, ...]  # modes of the first envs of the run, again and again
-
-    def modes(self, num_envs: int) -> tuple[str, ...]:
-        """The mode of every env of a run of so many, whichever of them are here."""
-        return tuple(self.order[env % len(self.order)] for env in range(num_envs))
+        """Names of the users' rewards that are paid, in the order of modes; "" without any."""
+        parts = self.by_mode or (self,)
+        return "+".join(part.user_reward.name for part in parts if part.user_reward is not None)
 
 
 class RewardInputs(TensorClass["tensor_only", "frozen"]):

@@ -233,12 +233,12 @@ def record_and_observe(
 
 def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, Observation]:
     """Legal choices and observation of a recorded state."""
-    own = dict(zip(rules.kernel_settings, values, strict=True))
-    limits = config_of_envs(rules.lifecycle, own)
+    numbers = dict(zip(rules.kernel_settings, values, strict=True))
+    limits = config_of_envs(rules.lifecycle, numbers)
     masks = action_masks(
         state.slots, state.ramp, rules.blueprints, max_seeds=rules.max_seeds, lifecycle=limits
     )
-    return masks, observe(state, rules.max_steps, [own[name] for name in rules.observed])
+    return masks, observe(state, rules.max_steps, [numbers[name] for name in rules.observed])
 
 
 def apply_action(
@@ -248,12 +248,15 @@ def apply_action(
 
     Nothing happens to an env whose episode has ended early, and it is paid nothing.
     """
-    own = dict(zip(rules.kernel_settings, values, strict=True))
-    settings = settings_of_envs(rules.reward, own)
-    limits = config_of_envs(rules.lifecycle, own)
-    gates = config_of_envs(rules.gates, own)
-    own_rules = rules._replace(reward=settings, lifecycle=limits, gates=gates)
-    result = _apply_in_all_envs(own_rules, before, attribution, action=action)
+    numbers = dict(zip(rules.kernel_settings, values, strict=True))
+    mode = numbers.pop(env.REWARD_MODE, None)
+    settings = settings_of_envs(rules.reward, numbers)
+    rules_of_envs = rules._replace(
+        reward=settings,
+        lifecycle=config_of_envs(rules.lifecycle, numbers),
+        gates=config_of_envs(rules.gates, numbers),
+    )
+    result = _apply_in_all_envs(rules_of_envs, before, attribution, action=action, mode=mode)
     ended = rules.ended(before)
     if ended is None:
         return result
@@ -266,12 +269,16 @@ def apply_action(
 
 
 def _apply_in_all_envs(
-    rules: EnvRules, before: EnvState, attribution: Attribution, action: Action
+    rules: EnvRules,
+    before: EnvState,
+    attribution: Attribution,
+    action: Action,
+    mode: Tensor | None,
 ) -> StepResult:
     """`apply_action` in every env, those that have ended early too."""
     panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, cfg=rules.lifecycle)
-    terms, state = reward(before, attribution, action, op=op, settings=rules.reward)
+    terms, state = reward(before, attribution, action, op=op, settings=rules.reward, mode=mode)
     chosen = action, op, state.signals.val_accuracy
     slots, ramp, outcome = lifecycle.apply(state.slots, state.ramp, *chosen, rules.gates)
     state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config import registry
-from esper_soa.config.env import TERM_NAMES, USER_TERM
+from esper_soa.config.env import REWARD_MODE, TERM_NAMES, USER_TERM
 from esper_soa.env.reward_records import RewardInputs, UserReward
 from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import STATE_FLOAT, stage_in
@@ -34,24 +34,22 @@ POSITIVE = ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
 
 
 def user_reward(
-    mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = "reward.mode"
+    mode: str, num_slots: int, max_steps: int, device: torch.device
 ) -> UserReward | None:
-    """The reward that `mode` in `setting` names as module:name; None for a mode of the package.
+    """The reward that `mode` names as module:name; None for a mode of the package.
 
     Raises SettingError, which says what is wrong with it.
     """
     if not registry.is_reference(mode):
         return None
-    part = registry.find(registry.REWARD, mode, setting)
+    part = registry.find(registry.REWARD, mode, REWARD_MODE)
     name = registry.name_in(mode)
     allowed = "of another name than the terms of the package"
-    check(
-        name not in TERM_NAMES, setting, mode, allowed=allowed, remedy="Records tell both by name."
-    )
-    with registry.raise_faults(setting, mode, "a reward") as faults:
-        faults += reward_findings(
-            part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device=device)
-        )
+    remedy = "Records tell both by name."
+    check(name not in TERM_NAMES, REWARD_MODE, mode, allowed=allowed, remedy=remedy)
+    inputs = sample_inputs(PROBED_ENVS, num_slots, max_steps, device=device)
+    with registry.raise_faults(REWARD_MODE, mode, "a reward") as faults:
+        faults += reward_findings(part, inputs)
     return UserReward(name, part)  # type: ignore[arg-type]
 
 

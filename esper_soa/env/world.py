@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import ENV_SETTINGS, EPISODE_LENGTH
-from esper_soa.config.nets import DATA_NAME, DataConfig, lr_factor
-from esper_soa.config.ranges import EnvDraw, EnvNumber, EnvSettings, env_numbers, env_words
+from esper_soa.config.nets import DataConfig, lr_factor
+from esper_soa.config.ranges import EnvDraw, EnvNumber, EnvSettings
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
@@ -127,16 +127,16 @@ class World:
         hosts = (rules.nets.task, self.config, reward, reward.loss)
         parts = (*hosts, rules.early_stop, rules.gates, rules.lifecycle)
         settings = {part.path + name: value for part in parts for name, value in vars(part).items()}
-        names = {*rules.differing, *rules.kernel_settings} - {DATA_NAME}
+        names = {*rules.differing, *rules.kernel_settings}
         values = values_of_envs(settings, names, self.seed, number=number, num_envs=all_envs)
-        words = env_words(self.config.name)
-        sets = {DATA_NAME: [words[env % len(words)] for env in range(all_envs)]}
         # by name of what differs, the value of every env of the run in this round
         self.settings: EnvSettings = {
-            name: sets.get(name) or values[name].tolist() for name in rules.differing
+            name: ENV_SETTINGS[name].named(settings[name], values[name].tolist())
+            for name in rules.differing
         }
-        own = {name: self.reduction.rows_here(value) for name, value in values.items()}
-        self.values = {name: value.to(self.device) for name, value in own.items()}
+        self.values = {
+            name: self.reduction.rows_here(value).to(self.device) for name, value in values.items()
+        }
         self.kernel_values = tuple(self.values[name] for name in rules.kernel_settings)
 
     def keys(self, purpose: int) -> Tensor:
@@ -180,15 +180,17 @@ class World:
         return streams.uniform(self.keys(streams.POLICY_SAMPLE)[:, None], counters)
 
     def final_rents(
-        self, parameters: Sequence[float], train_flop: Sequence[float], own: EnvSettings
+        self, parameters: Sequence[float], train_flop: Sequence[float], settings: EnvSettings
     ) -> list[float]:
-        """Rents of all hosts of the run at the end, see reward.py; own: what envs have of own."""
+        """Rents of all hosts of the run at the end, see reward.py; settings: that differ by env."""
         reward = self.rules.reward
-        given = own.get(EPISODE_LENGTH) or [self.rules.early_stop.number("length")]
-        steps = episode_lengths(torch.tensor(given, dtype=STATE_FLOAT), self.rules.max_steps)
+        lengths = settings.get(EPISODE_LENGTH) or [self.rules.early_stop.number("length")]
+        steps = episode_lengths(torch.tensor(lengths, dtype=STATE_FLOAT), self.rules.max_steps)
         host = self.sizes.train_samples * max(1.0, self.flop.host) * steps.to(STATE_FLOAT)
         ratios = torch.tensor(train_flop, dtype=STATE_FLOAT) / host
-        return final_rents(parameters, reward.counts.host, reward.config, own=own, flop=ratios)
+        return final_rents(
+            parameters, reward.counts.host, reward.config, settings=settings, flop=ratios
+        )
 
     def _training_order(self, step: int) -> Tensor:
         sizes = self.sizes
@@ -268,18 +270,20 @@ def values_of_envs(
 ) -> dict[str, Tensor]:
     """Values float64 [N] of the settings `names` in round `number`, on the host.
 
-    settings: by dotted names. A draw follows from seed, round, env and name, and nothing else.
+    settings: by dotted names; see `numbers` of their rules. A draw follows from seed, round, env
+    and name, and nothing else.
     """
     envs = torch.arange(num_envs)
     keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs=envs)
     values = {}
     for name in names:
-        numbers = env_numbers(settings[name], ENV_SETTINGS[name].whole)
+        numbers = ENV_SETTINGS[name].numbers(settings[name])
         if isinstance(numbers, EnvDraw):
-            own = streams.fold(keys, crc32(name.encode()))
-            shares = streams.uniform(own, torch.zeros_like(own), STATE_FLOAT).tolist()
-            # one by one, as a vector of powers may round by where it is cut
-            values[name] = torch.tensor([numbers.at(one) for one in shares], dtype=STATE_FLOAT)
+            name_keys = streams.fold(keys, crc32(name.encode()))
+            shares = streams.uniform(name_keys, torch.zeros_like(name_keys), STATE_FLOAT).tolist()
+            # each by itself, as a vector of powers may round by where it is cut
+            drawn = [numbers.at(share) for share in shares]
+            values[name] = torch.tensor(drawn, dtype=STATE_FLOAT)
         else:
             values[name] = torch.tensor(numbers, dtype=STATE_FLOAT)[envs % len(numbers)]
     return values

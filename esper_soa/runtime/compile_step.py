@@ -74,7 +74,7 @@ INDUCTOR_OPTIONS: dict[str, str | bool | int] = {
 def compile_kernel(
     name: str, rules: EnvRules, inputs: tuple[Record, ...], work: Path, draft: Path
 ) -> None:
-    """Make the files of the kernel in `draft`, for any N unless the rules are of a fixed N."""
+    """Make the files of the kernel in `draft`, for any N."""
 
     class FlatKernel(torch.nn.Module):
         """The kernel over the tensors of its records."""
@@ -83,7 +83,7 @@ def compile_kernel(
             return tuple(leaves(KERNELS[name](rules, *rebuild(inputs, iter(given)))))
 
     tensors = tuple(leaf.contiguous() for leaf in leaves(inputs))
-    dims = {0: Dim("N", min=1)} if rules.reward.split is None else {}
+    dims = {0: Dim("N", min=1)}
     program = export(
         FlatKernel(),
         tensors,
@@ -116,8 +116,6 @@ def _is_exact(node: torch.fx.Node) -> bool:
 
 def example_envs(rules: EnvRules) -> int:
     """An N that no other size of the kernels has: export would take them for the same."""
-    if rules.reward.split is not None:
-        return len(rules.reward.split.place)
     sizes = {size for leaf in leaves(example_inputs(rules, 1)) for size in leaf.shape}
     return next(number for number in count(11) if number not in sizes)
 
@@ -161,8 +159,8 @@ def fill(folder: Path, key: str, rules: EnvRules) -> None:
             inputs = example_inputs(rules, example_envs(rules))
             for name, kernel_inputs in zip(KERNELS, inputs, strict=True):
                 compile_kernel(name, rules, kernel_inputs, work=work, draft=draft)
-            envs = PROOF_ENVS if rules.reward.split is None else (example_envs(rules),)
-            refusal = next(filter(None, (differs(rules, draft, number) for number in envs)), "")
+            proofs = (differs(rules, draft, num_envs) for num_envs in PROOF_ENVS)
+            refusal = next(filter(None, proofs), "")
         except (RuntimeError, ValueError, TypeError, LibraryError, StopIteration) as error:
             refusal = f"inductor failed: {' '.join(str(error).split())[:200]}"
         store(draft, folder, key, manifest={REFUSAL_ENTRY: refusal} if refusal else digests(draft))

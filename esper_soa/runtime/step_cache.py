@@ -55,11 +55,9 @@ def unsupported(rules: EnvRules) -> str:
 def step_key(rules: EnvRules) -> str:
     """Digest of all that decides what the kernels of these rules are."""
     reward = rules.reward
-    split = reward.split
     tables = reward.counts, reward.flop
     costs = [(table.host, table.seed.tolist(), table.gate.tolist()) for table in tables]
     settings = rules.lifecycle, rules.gates, rules.signals, rules.governor, rules.early_stop
-    places = None if split is None else split.place.tolist()
     processor = this_processor()
     made_for = processor.machine, processor.kind or platform.processor()
     versions = torch.__version__, tensordict.__version__
@@ -67,7 +65,6 @@ def step_key(rules: EnvRules) -> str:
         rules.blueprints.tolist(),
         rules.max_seeds,
         (reward.config, costs, reward.max_steps),
-        places,
         rules.kernel_settings,
     )
     facts = sources_digest(), versions, made_for, settings, kernels

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.config.env import GatesConfig, LifecycleConfig, RewardConfig
+from esper_soa.config.env import REWARD_MODE, GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.governor import discard_panicked, watch
@@ -34,7 +34,7 @@ from esper_soa.env.step import (
     initial_state,
     record_and_observe,
 )
-from esper_soa.env.world import World
+from esper_soa.env.world import World, values_of_envs
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.state import (
@@ -299,15 +299,17 @@ def play_state(
     player = agent or RandomPolicy()
     memory = player.start(num_envs, device)
     state = initial_state(rules, num_envs, device)
+    modes = {REWARD_MODE: rules.reward.config.mode}
+    values = tuple(values_of_envs(modes, rules.kernel_settings, 0, 0, num_envs).values())
     for step in range(rules.max_steps):
         step_seed = seed * 100_003 + step
         nothing = torch.zeros_like(state.slots.newborn)
         before = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
         measured = made_up(rules, before, step_seed)
         before, trusted = guarded(rules, before, measured)
-        recorded = record_and_observe(rules, before, trusted)
+        recorded = record_and_observe(rules, before, trusted, values)
         observed = observed_of(recorded, trusted, step_seed)
         decision, memory = player.act(observed.view, memory)
-        result = apply_action(rules, *recorded[:2], decision.action)
+        result = apply_action(rules, *recorded[:2], decision.action, values)
         yield EnvStep(measured, before, observed, decision.action, result)
         state = result.state

@@ -241,11 +241,11 @@ data.root=mine.NPZ data.mean=[0.5] data.std=[0.5] data.layout=nchw
 data.name=npz data.root=mine data.mean=[0.5,0.5,0.5] data.std=[1,1,1] data.resize=pad
 lifecycle.detached_stages=[blending,training]
 attribution.shapley_samples=12
-reward.split=[basic,basic_plus] reward.drip_fraction=0.5
+reward.mode='[basic,basic_plus]' reward.drip_fraction=0.5
 reward.mode=basic reward.drip_fraction=0.5
 task.host=a:mine slots=[x] control=static_final
 early_stop.rollbacks=1
-envs=3 reward.split=[net,loss,shaped]
+envs=3 reward.mode='[net,loss,shaped]'
 ranks=8 restarts=1
 ranks=2 device=cuda
 profile=phases telemetry.console=envs device=cuda:1

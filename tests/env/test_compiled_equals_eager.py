@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.env import REWARD_MODES, EarlyStopConfig, RewardConfig
+from esper_soa.env.ahead import example_values
 from esper_soa.env.step import (
     EnvRules,
     Recorded,
@@ -117,10 +118,10 @@ def graphs() -> int:
 
 def test_one_graph_per_kernel_serves_all_that_may_be_in_it_and_equals_eager_bit_for_bit() -> None:
     """Modes shared out, one of them a user's own of several terms, and episodes that end early."""
-    reward = RewardConfig(split=["shaped", "parts_of_users:parts"])
+    reward = RewardConfig(mode="[shaped,parts_of_users:parts]")
     rules = build_rules(tiny_settings(4, 2, 6, reward), CPU)
     rules = rules._replace(early_stop=EarlyStopConfig(rollbacks=1))
-    play_both(graphs_in_one_piece(), rules, 4)
+    play_both(graphs_in_one_piece(), rules, 4, values=example_values(rules, 4))
     assert graphs() == 2
 
 

@@ -265,7 +265,7 @@ def test_what_follows_an_episode_counts_where_its_reward_does_not_pay_for_all_of
 ) -> None:
     """Shaped and net pay the envs in turn; the first two episodes have their own length."""
     cfg = stopping(4, patience=0, length="[3,3,0,0]")
-    reward = replace(cfg.reward, split=["shaped", "net"], episode_end=end)
+    reward = replace(cfg.reward, mode="[shaped,net]", episode_end=end)
     rollout = played_out(replace(cfg, reward=reward)).finish()[1]
     assert rollout is not None
     rows = rollout.rows

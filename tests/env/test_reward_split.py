@@ -35,7 +35,7 @@ TINY = [
 
 def rules_of(*modes: str) -> EnvRules:
     """Of one mode for all envs, or of several by turns."""
-    reward = RewardConfig(mode=modes[0]) if len(modes) == 1 else RewardConfig(split=list(modes))
+    reward = RewardConfig(mode=modes[0] if len(modes) == 1 else f"[{','.join(modes)}]")
     return build_rules(replace(tiny_settings(NUM_ENVS, NUM_SLOTS, STEPS), reward=reward), CPU)
 
 
@@ -63,9 +63,7 @@ def test_every_env_is_paid_as_where_its_mode_pays_all(modes: tuple[str, ...]) ->
 
 
 def test_rounds_and_episodes_tell_the_modes_apart(tmp_path: Path) -> None:
-    run = esper_soa.train(
-        "smoke", [*TINY, f"run_dir='{tmp_path}'", "reward.split=[net,simplified]"]
-    )
+    run = esper_soa.train("smoke", [*TINY, f"run_dir='{tmp_path}'", "reward.mode=[net,simplified]"])
     episodes = run.episodes()
     modes = ["net", "simplified", "net", "simplified", "net"]
     assert [line["reward_mode"] for line in episodes[:5]] == modes
@@ -86,11 +84,11 @@ def test_rounds_and_episodes_tell_the_modes_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("reward.split=[shaped,shapely]", "reward.split"),
-        ("reward.split=[shaped,basic_plus]", "reward.drip_fraction|reward.split"),
-        ("reward.split=[basic,basic_plus]", "reward.split=.*reward.drip_fraction"),
-        ("reward.split=[net,net,net,net,net,net]", "at most envs=5 modes"),
-        ("reward.split=[shaped,nowhere:reward]", "reward.split=nowhere:reward"),
+        ("reward.mode=[shaped,shapely]", "reward.mode"),
+        ("reward.mode=[shaped,basic_plus]", "reward.drip_fraction"),
+        ("reward.mode=[basic,basic_plus]", "reward.mode=.*reward.drip_fraction"),
+        ("reward.mode=[net,net,net,net,net,net]", "at most envs=5 modes"),
+        ("reward.mode=[shaped,nowhere:reward]", "reward.mode=nowhere:reward"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(tmp_path: Path, given: str, words: str) -> None:

@@ -13,7 +13,7 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.arguments import expand_slots
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.env import ENV_SETTINGS, RewardConfig
+from esper_soa.config.env import ENV_SETTINGS, REWARD_MODE, RewardConfig
 from esper_soa.config.nets import DATA_NAME, DataConfig, TaskConfig, TransformerConfig
 from esper_soa.config.ranges import EnvDraw
 from esper_soa.config.settings import TrainConfig
@@ -65,6 +65,7 @@ RANGES = dict.fromkeys(LISTS, "uniform(0.01,0.9)") | {
     "lifecycle.min_prune_age": "uniform(0,4)",
 }
 SETS = {DATA_NAME: "[synthetic,fashion32]"}
+WORDS = SETS | {REWARD_MODE: "[net,shaped,loss]"}
 PACE = {name: LISTS[name] for name in LISTS if name.startswith(("gates.", "lifecycle."))}
 TEXT_LACKS = ("data.label_noise", DATA_NAME)
 MODES = {
@@ -132,14 +133,14 @@ def facts(world: World, result: RoundResult, env: int) -> list[object]:
 
 
 def test_every_setting_that_can_differ_is_looked_at_here() -> None:
-    assert set(LISTS) == set(ENV_SETTINGS)
+    assert {*LISTS, *WORDS} == {*ENV_SETTINGS}
 
 
 GIVEN = LISTS | SETS, RANGES | SETS
 CASES = [*product((images, text), ("shaped", "basic", "loss", "net"), (False, True), GIVEN)]
 FEW = [(images, "shaped", False, GIVEN[0]), (images, "basic", True, GIVEN[1])]
 FEW += [(text, "shaped", False, GIVEN[1]), (text, "loss", True, GIVEN[0])]
-FEW += [(growth, "shaped", False, PACE)]
+FEW += [(growth, "shaped", False, PACE), (images, "shaped", False, LISTS | WORDS)]
 
 
 @pytest.mark.parametrize(
@@ -157,11 +158,11 @@ def test_an_env_is_a_run_of_one_env_with_its_settings(domain, mode, plain, given
         assert every.episodes[env]["settings"] == own
 
 
-@pytest.mark.parametrize(("name", "values"), (LISTS | SETS).items())
+@pytest.mark.parametrize(("name", "values"), (LISTS | WORDS).items())
 def test_a_setting_of_one_env_touches_that_env_alone(name: str, values: str) -> None:
     cfg = (growth if name in PACE else images)(MODES.get(name, "shaped"))
     first = values.strip("[]").split(",")[0]
-    alike = played(changed(cfg, {name: first if name in SETS else float(first)}))
+    alike = played(changed(cfg, {name: first if name in WORDS else float(first)}))
     world, result = played(changed(cfg, {name: values}))
     assert [facts(world, result, env) == facts(*alike, env) for env in (0, 1)] == [True, False]
     numbers = [played(changed(cfg, {name: f"[{first},{first}]"})), alike]
@@ -187,20 +188,21 @@ def test_a_draw_is_of_seed_round_env_and_name() -> None:
 
 
 def test_a_rank_takes_the_values_of_its_own_envs() -> None:
-    cfg = changed(images("net"), LISTS | SETS)
-    built = build_world(replace(cfg, envs=1), CPU)
-    world = World(
-        built.rules, built.data, built.sizes, cfg.data, cfg.seed, reduction=SingleEnv(1, ENVS)
-    )
+    cfg = changed(images("net"), LISTS | WORDS)
+    built = build_world(cfg, CPU)
+    sizes = built.sizes._replace(num_envs=1)
+    world = World(built.rules, built.data, sizes, cfg.data, cfg.seed, reduction=SingleEnv(1, ENVS))
     assert world.settings["task.host_lr"] == [0.3, 0.1, 0.3]
     assert world.settings[DATA_NAME] == ["synthetic", "fashion32", "synthetic"]
+    assert world.settings[REWARD_MODE] == ["net", "shaped", "loss"]
+    assert world.values[REWARD_MODE].tolist() == [1.0]
     assert world.values["task.host_lr"].tolist() == [0.1]
     assert world.work(0).rules.host.lr.tolist() == [[0.1]]
 
 
 def test_prices_hold_where_envs_are_paid_by_several_modes() -> None:
     cfg = images("shaped")
-    cfg = replace(cfg, reward=RewardConfig(split=["shaped", "basic"], max_rent=100))
+    cfg = replace(cfg, reward=RewardConfig(mode="[shaped,basic]", max_rent=100))
     own, low, high = (
         played(changed(cfg, {"reward.rent_weight": price}))[1].rewards
         for price in ("[0.001,1,10]", 0.001, 10)
@@ -281,6 +283,7 @@ def test_final_tables_price_the_training_of_episodes_as_long_as_all_envs_have_th
         ("gates.min_blending_steps=3.0", 3),
         ("gates.min_blending_steps=[1, 3]", "[1, 3]"),
         ("data.name=[cifar10, fashion32]", "[cifar10, fashion32]"),
+        ("reward.mode=[net, my.rewards:mine]", "[net, my.rewards:mine]"),
     ],
 )
 def test_the_command_line_takes_lists_ranges_and_numbers(given: str, found: object) -> None:

@@ -67,8 +67,7 @@ def test_what_a_seed_has_done_for_a_fossil_is_no_part_of_an_own_reward() -> None
 
 def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package() -> None:
     rules = rules_of("parts")
-    own = rules.reward.own
-    assert own is not None
+    assert rules.reward.user_reward is not None
     metrics = MetricsAccumulator(rules, NUM_ENVS, 7)
     totals = torch.zeros(NUM_ENVS, dtype=STATE_FLOAT)
     for step in play_state(rules, NUM_ENVS, seed=5):
@@ -111,14 +110,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("setting", ["mode", "split"])
-def test_what_is_no_reward_is_refused_while_building(name: str, setting: str) -> None:
+@pytest.mark.parametrize("given", ["{}", "[shaped,{}]"])
+def test_what_is_no_reward_is_refused_while_building(name: str, given: str) -> None:
     mode = f"{HERE}:{name}"
-    given = {"mode": mode} if setting == "mode" else {"split": ["shaped", mode]}
-    cfg = replace(tiny_settings(2, 2, 5), reward=RewardConfig(**given))
+    cfg = replace(tiny_settings(2, 2, 5), reward=RewardConfig(mode=given.format(mode)))
     with pytest.raises(SettingError) as error:
         build_rules(cfg, CPU)
-    told = f"reward.{setting}={mode}: must be {FAULTS[name]}"
+    told = f"reward.mode={mode}: must be {FAULTS[name]}"
     assert str(error.value)[: len(told) if told[-1] != "." else None] == told
 
 
@@ -131,7 +129,7 @@ def test_an_own_reward_has_no_drip() -> None:
 
 
 def test_rewards_of_several_users_are_told_under_all_their_names() -> None:
-    reward = RewardConfig(split=["net", f"{HERE}:parts", f"{HERE}:gain"])
+    reward = RewardConfig(mode=f"[net,{HERE}:parts,{HERE}:gain]")
     rules = build_rules(replace(tiny_settings(4, 2, 5), reward=reward), CPU)
     assert rules.reward.user_name == "parts+gain"
 

@@ -148,8 +148,8 @@ def test_the_key_follows_all_that_kernels_read() -> None:
             for name, costs in (("counts", reward.counts), ("flop", reward.flop))
             for part, value in costs._asdict().items()
         ),
-        build_rules(tiny_settings(4, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU),
-        build_rules(tiny_settings(6, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU),
+        build_rules(tiny_settings(4, 2, 6, RewardConfig(mode="[shaped,escrow]")), CPU),
+        build_rules(tiny_settings(4, 2, 6, RewardConfig(mode="[escrow,shaped]")), CPU),
     ]
     assert step_key(tiny_rules(2, 6)) == step_key(rules)
     assert len({step_key(one) for one in (rules, *others)}) == 1 + len(others)
@@ -372,7 +372,7 @@ def test_a_run_that_is_interrupted_while_it_waits_ends_the_compiler(folder: Path
     "reward",
     [
         *(RewardConfig(mode=mode) for mode in REWARD_MODES),
-        RewardConfig(split=["shaped", "escrow"]),  # of all modes inductor takes minutes
+        RewardConfig(mode="[shaped,escrow]"),  # of all modes inductor takes minutes
     ],
     ids=[*REWARD_MODES, "split"],
 )
@@ -392,7 +392,7 @@ def test_compiled_kernels_equal_the_eager_ones_to_the_bit(
     with torch.no_grad():
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            for number in (envs,) if reward.split else (2, envs, 129):
+            for number in (2, envs, 129):
                 assert differs(rules, folder / step_key(rules), number) == ""
     (state, measured, values), _ = example_inputs(rules, envs)
     with pytest.raises(LibraryError, match="other dtypes or shapes"):

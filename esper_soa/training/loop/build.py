@@ -9,12 +9,12 @@ import torch
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.agent.user_agents import AgentContext, user_agent
-from esper_soa.config.env import EPISODE_LENGTH
+from esper_soa.config.env import EPISODE_LENGTH, REWARD_MODE
 from esper_soa.config.nets import SubsetRows, blueprint_names
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.attribution import arrival_orders, prefix_codes
-from esper_soa.env.reward_records import RewardSettings, RewardSplit
+from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled
 from esper_soa.env.user_reward import user_reward
 from esper_soa.env.world import World
@@ -58,7 +58,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = SINGLE_PR
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=reward_settings(cfg, nets.shape, device, first_env=ranks.first_env),
+        reward=reward_settings(cfg, nets.shape, device),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
@@ -69,28 +69,20 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = SINGLE_PR
     )
 
 
-def reward_settings(
-    cfg: TrainConfig, shape: HostShape, device: torch.device, first_env: int
-) -> RewardSettings:
-    """What the rewards of N envs, of which the first has this number, need to know; raises
-    SettingError for a user's reward that is none.
-    """
+def reward_settings(cfg: TrainConfig, shape: HostShape, device: torch.device) -> RewardSettings:
+    """What rewards need to know; raises SettingError for a user's reward that is none."""
     counts = parameter_table(shape, device)
     flop = training_flop(shape, device)
 
-    def of(mode: str, setting: str) -> RewardSettings:
-        own = user_reward(mode, len(shape.slots), cfg.steps, device=device, setting=setting)
-        config = replace(cfg.reward, mode=mode, split=[])
-        return RewardSettings(config, counts, flop, max_steps=cfg.steps, own=own)
+    def settings_of(mode: str) -> RewardSettings:
+        part = user_reward(mode, len(shape.slots), cfg.steps, device=device)
+        config = replace(cfg.reward, mode=mode)
+        return RewardSettings(config, counts, flop, max_steps=cfg.steps, user_reward=part)
 
-    if not cfg.reward.split:
-        return of(cfg.reward.mode, "reward.mode")
-    modes = tuple(dict.fromkeys(cfg.reward.split))
-    places = torch.tensor([modes.index(mode) for mode in cfg.reward.split], device=device)
-    place = places[(first_env + torch.arange(cfg.envs, device=device)) % len(places)]
-    parts = tuple(of(mode, "reward.split") for mode in modes)
-    split = RewardSplit(parts, place, tuple(cfg.reward.split))
-    return RewardSettings(cfg.reward, counts, flop, max_steps=cfg.steps, split=split)
+    by_mode = tuple(map(settings_of, cfg.reward.modes))
+    if REWARD_MODE not in cfg.reward.differing:
+        return by_mode[0]
+    return RewardSettings(cfg.reward, counts, flop, max_steps=cfg.steps, by_mode=by_mode)
 
 
 def trial_of(cfg: TrainConfig, device: torch.device, processes: int = 1) -> Trial:

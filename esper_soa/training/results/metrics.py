@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.config.env import TERM_NAMES, USER_TERM
+from esper_soa.config.env import REWARD_MODE, TERM_NAMES, USER_TERM
 from esper_soa.config.ranges import NO_SETTINGS, EnvSettings
 from esper_soa.env.early_stop import CAUSE_NAMES
 from esper_soa.env.governor import REASON_NAMES
@@ -162,8 +162,7 @@ class MetricsAccumulator:
         """One packed copy to the host at the end of a round (`state`), of all envs of the run."""
         values = _reduce_values(copy_to_host(self._sums(state)), reduction)
         episodes = Outcomes(*values["ended"])
-        split = self.reward.split
-        modes = [] if split is None else split.modes(len(episodes.accuracy))
+        modes = list(map(str, settings.get(REWARD_MODE, ())))
         seed_counts = episodes._asdict() | {"blended": values["blended"]}
         seeds = {
             name: int(count.sum()) for name, count in seed_counts.items() if name in SEED_COUNTS

@@ -28,7 +28,7 @@ SETTINGS = settings(
         ppo=PPOConfig(epochs=1, minibatches=1),
         imitation=ImitationConfig(rounds=1, teacher="schedule", epochs=1),
     ),
-    reward=RewardConfig(split=["shaped", "net"], rent_weight="[0.5,0.4]"),
+    reward=RewardConfig(mode="[shaped,net]", rent_weight="[0.5,0.4]"),
 )
 STANDS_FOR = {
     "<term>": REWARD_TERMS,
@@ -37,7 +37,7 @@ STANDS_FOR = {
     "<reason>": REASON_NAMES,
     "<fate>": ("germinated", "fossilized", "contributing", "pruned", "unfinished"),
     "<head>": HEAD_NAMES,
-    "<mode>": SETTINGS.reward.split,
+    "<mode>": SETTINGS.reward.modes,
     "<setting>": SETTINGS.differing,
 }
 TYPES = {

@@ -64,20 +64,21 @@ def test_settings_of_envs_reach_observation_and_the_kernels_that_read_them() -> 
     )
     cfg = replace(cfg, data=replace(cfg.data, share="[0.5,1]"))
     rules = build_rules(cfg, CPU)
-    assert rules.differing == ("data.share", *read)
+    assert sorted(rules.differing) == sorted(["data.share", *read])
     assert rules.observed == ("data.share", "reward.rent_weight")
     assert rules.kernel_settings == (*read, "early_stop.length", "data.share")
 
 
-def test_a_rank_pays_its_envs_by_their_numbers_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    second = Ranks()
-    second.first_env = 3
-    second.count = second.beside = 2
-    cfg = settings(reward=RewardConfig(split=["shaped", "escrow", "loss", "shaped"]))
-    rules = build_rules(cfg, CPU, second)
-    assert rules.reward.split is not None
-    assert rules.reward.split.place.tolist() == [0, 0, 1, 2]
-    # memory for the steps that an engine keeps is shared by the ranks of a device
+def test_modes_of_envs_are_built_once_each_and_given_to_the_kernels() -> None:
+    rules = build_rules(settings(reward=RewardConfig(mode="[shaped,escrow,loss,shaped]")), CPU)
+    assert [part.config.mode for part in rules.reward.by_mode] == ["shaped", "escrow", "loss"]
+    assert rules.differing == rules.kernel_settings == ("reward.mode",)
+
+
+def test_ranks_of_a_device_share_the_memory_that_engines_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cfg = settings()
     monkeypatch.setattr(build, "room_for_steps", lambda cfg, device, processes: processes)
     assert build.trial_of(cfg, CPU, 2).room() == 2
 
