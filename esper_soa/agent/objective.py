@@ -21,6 +21,7 @@ from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.vocabulary import HEAD_NAMES
 
 Q_SHARE = 0.5  # weight of the Q loss over that of the value loss
+CONTRIBUTION_CLIP = 10.0  # percent points, of the targets of the auxiliary loss
 
 
 class Batch(NamedTuple):
@@ -196,7 +197,7 @@ def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, known:
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
     contribution = losses.contribution_error(
-        evaluation.contribution, rows.contribution, measured, clip=config.contribution_clip
+        evaluation.contribution, rows.contribution, measured, clip=CONTRIBUTION_CLIP
     )
     return {
         "value": losses.half_squared_error(evaluation.value, batch.targets, weight),

@@ -21,6 +21,9 @@ from esper_soa.system.errors import check, check_choice
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, AlphaMode, Op, Stage
 
 MIN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
+# A seed that contributes more while its host gained less is pruned instead of fossilized.
+RANSOM_CONTRIBUTION = 0.1  # percent points
+RANSOM_IMPROVEMENT = 0.0  # percent points
 NEVER = -100  # env-step of the last prune before there was one
 
 
@@ -127,6 +130,18 @@ class HeuristicMemory(NamedTuple):
     last_decay: Tensor  # int64 [N], env-step
 
 
+class HeuristicConstants(NamedTuple):
+    """Constants of the heuristic, those of esper-lite; also tensors [N]."""
+
+    embargo_steps: float | Tensor = 5  # env-steps after a prune without a germination
+    prune_penalty: float | Tensor = 2.0  # added to that of a blueprint whose seed is pruned
+    penalty_decay: float | Tensor = 0.5  # factor per env-step
+    penalty_threshold: float | Tensor = 3.0  # from which a blueprint is passed over
+
+
+CONSTANTS = HeuristicConstants()
+
+
 class HeuristicChoice(NamedTuple):
     """The heuristic's choice, int64 [N]."""
 
@@ -153,16 +168,18 @@ class HeuristicPolicy:
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The wanted action; where it is masked, WAIT, and the memory is only decayed."""
         state = view.state
-        decayed = decay_penalties(HeuristicMemory(*memory), state.signals.step, self.cfg)
+        decayed = decay_penalties(HeuristicMemory(*memory), state.signals.step)
         wish, after = heuristic_choice(state, decayed, self.cfg, names=self.names)
         slot = torch.where(wish.op == Op.GERMINATE, first_choice(state.slots.empty), wish.slot)
         action, legal = obey(seed_action(wish.op, slot, wish.blueprint), view.masks)
         return as_decision(action), HeuristicMemory(*restart(decayed, after, legal))
 
 
-def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig) -> HeuristicMemory:
+def decay_penalties(
+    memory: HeuristicMemory, step: Tensor, constants: HeuristicConstants = CONSTANTS
+) -> HeuristicMemory:
     """Penalties decayed once per env-step; small ones are dropped."""
-    decayed = memory.penalties * _column(cfg.penalty_decay)
+    decayed = memory.penalties * _column(constants.penalty_decay)
     decayed = torch.where(decayed < MIN_PENALTY, 0.0, decayed)
     due = step > memory.last_decay
     penalties = torch.where(due.unsqueeze(-1), decayed, memory.penalties)
@@ -171,7 +188,11 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
 
 
 def heuristic_choice(
-    state: EnvState, memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str]
+    state: EnvState,
+    memory: HeuristicMemory,
+    cfg: HeuristicConfig,
+    names: Sequence[str],
+    constants: HeuristicConstants = CONSTANTS,
 ) -> tuple[HeuristicChoice, HeuristicMemory]:
     """The heuristic's choice without masks, and its memory after that choice (as the reference).
 
@@ -183,18 +204,18 @@ def heuristic_choice(
     slot = first_choice(undecided)
     signals = state.signals
     # stable, on a plateau, late enough, long enough after a prune, with a free slot
-    due = signals.step - memory.last_prune >= cfg.embargo_steps_after_prune
+    due = signals.step - memory.last_prune >= constants.embargo_steps
     due = due & signals.stabilized & (signals.step >= cfg.min_steps_before_germinate)
     due = due & state.slots.empty.any(-1) & (signals.plateau >= cfg.plateau_steps_to_germinate)
     germinating = ~managing & due
-    next_blueprint, rotation = _next_blueprint(memory, cfg, names)
+    next_blueprint, rotation = _next_blueprint(memory, cfg, names, constants=constants)
     op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
     op = torch.where(managing, _managing_op(state, slot, cfg), op)
     blueprint = torch.where(germinating, next_blueprint, chosen(state.slots.blueprint, slot))
     pruning = op == Op.PRUNE
     codes = torch.arange(memory.penalties.shape[1], device=op.device)
     charged = pruning.unsqueeze(-1) & (codes == blueprint.unsqueeze(-1))
-    penalties = memory.penalties + _column(cfg.blueprint_penalty_on_prune)
+    penalties = memory.penalties + _column(constants.prune_penalty)
     memory = memory._replace(
         rotation=torch.where(germinating, rotation, memory.rotation),
         penalties=torch.where(charged, penalties, memory.penalties),
@@ -215,8 +236,8 @@ def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
         & (chosen(state.ramp.mode, slot) == AlphaMode.HOLD)
         & ((chosen(state.slots.alpha, slot) - target).abs() <= ALPHA_TOLERANCE)
     )
-    ransomware = contribution > cfg.ransomware_contribution
-    ransomware &= chosen(state.slots.total_improvement, slot) < cfg.ransomware_total_improvement
+    ransomware = contribution > RANSOM_CONTRIBUTION
+    ransomware &= chosen(state.slots.total_improvement, slot) < RANSOM_IMPROVEMENT
     keepable = (contribution > cfg.min_improvement_to_fossilize) & ~ransomware
     decision = torch.where(keepable, Op.FOSSILIZE, Op.PRUNE)
     op = torch.where(failing, Op.PRUNE, Op.ADVANCE)
@@ -227,7 +248,10 @@ def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
 
 
 def _next_blueprint(
-    memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str]
+    memory: HeuristicMemory,
+    cfg: HeuristicConfig,
+    names: Sequence[str],
+    constants: HeuristicConstants,
 ) -> tuple[Tensor, Tensor]:
     """Blueprint int64 [N] to germinate next, and the rotation count int64 [N] once it is taken.
 
@@ -239,7 +263,7 @@ def _next_blueprint(
     codes = _constants([names.index(name) for name in cfg.blueprint_rotation], device)
     turn = (memory.rotation.unsqueeze(-1) + torch.arange(size, device=device)) % size
     candidates = codes[turn]
-    acceptable = memory.penalties.gather(1, candidates) < _column(cfg.penalty_threshold)
+    acceptable = memory.penalties.gather(1, candidates) < _column(constants.penalty_threshold)
     first = first_choice(acceptable)
     by_name = _constants([names.index(name) for name in sorted(cfg.blueprint_rotation)], device)
     order = memory.penalties[:, by_name].argsort(dim=1, stable=True)

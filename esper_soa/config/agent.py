@@ -91,7 +91,6 @@ class PPOConfig(Settings, path="policy.ppo."):
     value_warmup_rounds: int = number(10, 0, COUNT)  # until value_coef
     contribution_coef: float = weight(0.05)  # of the auxiliary loss that predicts contributions
     contribution_warmup: int = number(1000, 0, COUNT)  # updates until it has full weight
-    contribution_clip: float = number(10.0, 0, WEIGHT, ends="(]")  # percent points, of its targets
     forced_value_weight: float = weight(0.2)  # in the value loss, of steps with WAIT alone legal
     observation_momentum: float = number(
         0.99, 0, 1, ends="[)"
@@ -134,15 +133,8 @@ class HeuristicConfig(Settings, path="policy.heuristic."):
     prune_after_steps_without_improvement: int = number(5, 0, COUNT)  # age in the stage, env-steps
     prune_if_accuracy_drops_by: float = number(2.0, -100, 100)  # in the stage, from that age on
     min_improvement_to_fossilize: float = number(0.5, -100, 100)  # contribution, percent points
-    embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
     # Germinated in turn.
     blueprint_rotation: list[str] = choices(ROTATION, GROWABLE, repeated=True, part=BLUEPRINT)
-    blueprint_penalty_on_prune: float = weight(2.0)  # added to that of the blueprint
-    penalty_decay: float = number(0.5, 0, 1)  # factor per env-step
-    penalty_threshold: float = weight(3.0)  # from which a blueprint is passed over
-    ransomware_contribution: float = number(0.1, -100, 100)  # percent points; more than this, and
-    # Less than this: pruned instead of fossilized.
-    ransomware_total_improvement: float = number(0.0, -100, 100)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from esper_soa.config.env import ENV_SETTINGS
+from esper_soa.config.gone import GONE, gone_text
 from esper_soa.config.paths import config_dir
 from esper_soa.system.errors import SettingError, UserError, did_you_mean, unknown_setting_text
 
@@ -107,6 +108,8 @@ def check_key(key: str, settings: type, groups: Sequence[str] = ()) -> None:
             return
         known = {item.name: item.type for item in fields(node)}
         if name not in known:
+            if before + name in GONE:
+                raise UserError(gone_text(before + name))
             others = () if before else groups
             raise UserError(unknown_setting_text(before + name, [*known, *others]))
         node = known[name]

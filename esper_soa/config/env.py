@@ -227,16 +227,13 @@ class RewardConfig(Settings, path="reward."):
     prune_cost: float = signed(-0.005)  # added to praise or blame
     set_alpha_target_cost: float = signed(-0.005)  # all that it pays
     advance_from_training_penalty: float = signed(-0.1)  # all that it pays
-    germinate_with_seed_penalty: float = signed(-0.3)  # in a slot that is taken
     # fossilizing
-    invalid_fossilize_penalty: float = signed(-1.0)  # of a seed that is not holding
     fossilize_base_bonus: float = signed(0.5)  # of a proven seed
     fossilize_contribution_scale: float = signed(0.1)  # per point of its contribution
     fossilize_noncontributing_penalty: float = signed(-0.2)  # of a seed that is not proven
     fossilize_terminal_scale: float = signed(3.0)  # times tanh(1 / ceiling), for a proven seed
     fossilize_quality_ceiling: float = number(3.0, 1e-6, WEIGHT)  # see the scale
     # pruning
-    prune_fossilized_penalty: float = signed(-1.0)  # of a fossil
     prune_hurting_bonus: float = signed(0.15)  # of a seed below the threshold
     prune_acceptable_bonus: float = signed(0.1)  # of another harmful one
     prune_good_seed_penalty: float = number(-0.3, -WEIGHT, 0)  # also most of the ratio penalty

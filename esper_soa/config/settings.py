@@ -17,16 +17,15 @@ from omegaconf.errors import OmegaConfBaseException
 from esper_soa.config import env, nets
 from esper_soa.config.agent import POLICIES, SCRATCH, PolicyConfig
 from esper_soa.config.arguments import check_key
+from esper_soa.config.gone import drop_gone, join_split
 from esper_soa.config.ranges import (
     COUNT,
-    WEIGHT,
     Settings,
     TextPattern,
     choice,
     choices,
     env_words,
     number,
-    table,
     weight,
     word,
 )
@@ -79,25 +78,10 @@ class ComputeConfig(Settings, path="compute."):
 
 @dataclass
 class AnomalyConfig(Settings, path="telemetry.anomaly."):
-    """When a policy update counts as unhealthy. Results stay."""
+    """Whether unhealthy policy updates are looked for, by training/results/anomalies.py."""
 
     enabled: bool = True  # False: nothing is looked for
-    max_ratio: float = weight(5.0)  # largest new over old probability of an action
-    min_ratio: float = weight(0.1)  # smallest new over old probability
-    max_ratio_error_first: float = weight(1e-3)  # distance of that ratio from 1 before any step
-    max_value_loss: float = weight(5.0)  # in squares of the scale of values
-    max_bellman_error: float = weight(5.0)  # mean absolute temporal difference
-    min_explained_variance: float = number(-0.5, -WEIGHT, 1)  # of the returns, by the critic
     max_lstm_rms: float = weight(10.0)  # of the hidden or cell state, in any env
-    min_lstm_rms: float = weight(1e-6)  # of the hidden state, in any env
-    max_gradient_drift: float = weight(4.0)  # of the gradient norm from its running mean, relative
-    gradient_momentum: float = number(0.9, 0, 1, ends="[)")  # of that running mean
-    entropy_collapse: dict[str, float] = table(  # as policy.ppo.entropy_floor
-        dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}, 0, 1
-    )
-    # Updates in a row before entropy, variance, value loss, Bellman error, gradient drift count.
-    patience: int = number(3, 1, COUNT)
-    entropy_recovery: float = number(1.5, 1, WEIGHT)  # times it, above which a head recovered
 
 
 @dataclass
@@ -319,9 +303,10 @@ def settings_from(composed: DictConfig) -> TrainConfig:
 
 
 def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
-    """The checked settings that a checkpoint keeps as plain values."""
+    """The checked settings that a checkpoint keeps as plain values; of earlier versions too."""
+    today = drop_gone(join_split(settings), "the run")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), dict(settings))
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), today)
     except OmegaConfBaseException as error:
         reason = f"its settings are not those of this program ({single_line(error)})"
         raise UserError(f"checkpoint: {reason}") from error

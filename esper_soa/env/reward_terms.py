@@ -24,6 +24,10 @@ STAGE_POTENTIALS = (  # potentials of stages, in reward units; others have 0
 MIN_CONTRIBUTION = 1.0  # percent points that make a fossil worth a bonus
 FULL_HOLDING_STEPS = 5  # env-steps in HOLDING that earn the whole bonus
 MIN_PRUNE_AGE = 5
+# Rewards of ops that are not legal, which no env carries out.
+GERMINATE_IN_TAKEN_SLOT = -0.3
+FOSSILIZE_BEFORE_HOLDING = -1.0
+PRUNE_OF_FOSSIL = -1.0
 
 
 def column(per_env: Tensor) -> Tensor:
@@ -192,7 +196,7 @@ def holding_share(inputs: RewardInputs) -> Tensor:
 
 def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Payment for GERMINATE on each slot [N, S]: the shaping of the stage to come, and its cost."""
-    penalty = cfg.germinate_with_seed_penalty + cfg.germinate_cost
+    penalty = GERMINATE_IN_TAKEN_SLOT + cfg.germinate_cost
     occupied = torch.full_like(inputs.contribution, penalty)
     bonus = torch.zeros_like(inputs.val_accuracy)
     if not cfg.disable_pbrs:
@@ -219,7 +223,7 @@ def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     bonus = bonus * holding_share(inputs)
     shaped = torch.where(is_proven, bonus, cfg.fossilize_noncontributing_penalty)
     shaped = torch.where(total < 0, damage, shaped)
-    return torch.where(eligible, shaped, cfg.invalid_fossilize_penalty) + cfg.fossilize_cost
+    return torch.where(eligible, shaped, FOSSILIZE_BEFORE_HOLDING) + cfg.fossilize_cost
 
 
 def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -235,7 +239,7 @@ def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     unmeasured = torch.where(age < cfg.early_prune_threshold, cfg.early_prune_penalty, zero)
     value = torch.where(inputs.contribution_known, value, unmeasured)
     value = torch.where(age < MIN_PRUNE_AGE, -0.3 * (MIN_PRUNE_AGE - age).to(STATE_FLOAT), value)
-    value = torch.where(inputs.stage == Stage.FOSSILIZED, cfg.prune_fossilized_penalty, value)
+    value = torch.where(inputs.stage == Stage.FOSSILIZED, PRUNE_OF_FOSSIL, value)
     return torch.where(inputs.has_seed, value, -0.2)
 
 

@@ -1,7 +1,9 @@
 """Numbers of updates as they were recorded: all diagnostics, and all that the learner keeps."""
 
+import pytest
 import torch
 
+from esper_soa.agent import objective
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
@@ -22,7 +24,6 @@ PPO = {
     "value_warmup_rounds": 3,
     "contribution_warmup": 2,
     "reward_clip": 1.5,
-    "contribution_clip": 0.9,
 }
 
 
@@ -41,7 +42,8 @@ def lively(rollout: Rollout, learner: Learner, seed: int) -> Rollout:
     return lived
 
 
-def test_updates_are_those_recorded() -> None:
+def test_updates_are_those_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objective, "CONTRIBUTION_CLIP", 0.9)  # below what occurs here
     policy = small_policy(3, layers=2, observation_clip=1.2)
     imitation = ImitationConfig(rounds=1, epochs=2, lr=0.02)
     learner = Learner(policy, PPOConfig(**PPO), 8, seed=3, imitation=imitation)

@@ -285,9 +285,9 @@ def test_penalised_blueprints_are_passed_over_and_the_least_bad_taken_when_all_a
 def test_penalties_halve_once_per_env_step_and_small_ones_are_dropped():
     memory = HeuristicMemory(*HeuristicPolicy(HeuristicConfig(), CNN).start(1, CPU))
     memory = memory._replace(penalties=torch.tensor([[2.0, 0.21, 0.19]], dtype=torch.float64))
-    once = decay_penalties(memory, torch.tensor([1]), HeuristicConfig())
+    once = decay_penalties(memory, torch.tensor([1]))
     assert once.penalties.tolist() == [[1.0, 0.105, 0.0]]
-    again = decay_penalties(once, torch.tensor([1]), HeuristicConfig())
+    again = decay_penalties(once, torch.tensor([1]))
     assert torch.equal(again.penalties, once.penalties)
 
 

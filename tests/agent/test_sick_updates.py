@@ -10,6 +10,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import PPOConfig
 from esper_soa.config.settings import AnomalyConfig
+from esper_soa.training.results import anomalies
 from esper_soa.training.results.anomalies import Watch
 from esper_soa.vocabulary import HEAD_NAMES
 from tests.builders.agent_world import random_rollout, small_policy
@@ -102,9 +103,12 @@ CASES: dict[str, tuple[dict[str, object], Infection | None, Fault | None, str]] 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_sick_update_is_told_once_with_what_to_do(name: str) -> None:
+def test_a_sick_update_is_told_once_with_what_to_do(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ppo, infect, fault, advice = CASES[name]
-    watch = Watch(AnomalyConfig(patience=1))
+    monkeypatch.setattr(anomalies, "PATIENCE", 1)
+    watch = Watch(AnomalyConfig())
     learner = learner_of(**ppo)
     if infect is not None:
         infect(learner)

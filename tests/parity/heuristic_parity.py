@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import pad
 
 from esper_soa.agent.scripted import (
+    HeuristicConstants,
     HeuristicMemory,
     HeuristicPolicy,
     decay_penalties,
@@ -21,19 +22,22 @@ SETTINGS = {
     "prune_after_epochs_without_improvement": "prune_after_steps_without_improvement",
     "prune_if_accuracy_drops_by": "prune_if_accuracy_drops_by",
     "min_improvement_to_fossilize": "min_improvement_to_fossilize",
-    "embargo_epochs_after_prune": "embargo_steps_after_prune",
-    "blueprint_penalty_on_prune": "blueprint_penalty_on_prune",
+}
+CONSTANTS = {
+    "embargo_epochs_after_prune": "embargo_steps",
+    "blueprint_penalty_on_prune": "prune_penalty",
     "blueprint_penalty_decay": "penalty_decay",
     "blueprint_penalty_threshold": "penalty_threshold",
 }
 
 
-def per_episode_settings(rows: dict) -> HeuristicConfig:
-    """Settings of which every threshold is a column [N], one row per recorded episode."""
+def per_episode_settings(rows: dict) -> tuple[HeuristicConfig, HeuristicConstants]:
+    """Settings and constants that are columns [N], one row per recorded episode."""
     cfg = HeuristicConfig(blueprint_rotation=rows["rotation"].tolist())
-    for name, column in columns(rows["config_columns"], rows["config"]).items():
-        setattr(cfg, SETTINGS[name], column)
-    return cfg
+    recorded = columns(rows["config_columns"], rows["config"])
+    for name, setting in SETTINGS.items():
+        setattr(cfg, setting, recorded.pop(name))
+    return cfg, HeuristicConstants(**{CONSTANTS[name]: column for name, column in recorded.items()})
 
 
 def state_at(rows: dict, step: int) -> EnvState:
@@ -74,7 +78,7 @@ def state_at(rows: dict, step: int) -> EnvState:
 
 def test_every_decision_of_every_episode_equals_the_recording() -> None:
     rows = load("heuristic")
-    cfg = per_episode_settings(rows)
+    cfg, constants = per_episode_settings(rows)
     actions = [name.split("_", 1) for name in rows["action_names"].tolist()]
     ops = torch.tensor([getattr(Op, parts[0]) for parts in actions])
     blueprints = torch.tensor(
@@ -88,8 +92,8 @@ def test_every_decision_of_every_episode_equals_the_recording() -> None:
     target = torch.from_numpy(rows["target_seed"])
     for step in range(recorded.shape[1]):
         state = state_at(rows, step)
-        decayed = decay_penalties(memory, state.signals.step, cfg)
-        wish, memory = heuristic_choice(state, decayed, cfg, BLUEPRINT_NAMES)
+        decayed = decay_penalties(memory, state.signals.step, constants)
+        wish, memory = heuristic_choice(state, decayed, cfg, BLUEPRINT_NAMES, constants)
         assert torch.equal(wish.op, ops[recorded[:, step]]), step
         named = blueprints[recorded[:, step]]
         assert torch.equal(torch.where(named >= 0, wish.blueprint, -1), named), step

@@ -14,6 +14,7 @@ from typing import cast
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
+from esper_soa.config.gone import drop_gone
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.system.errors import UserError, one_line
@@ -77,7 +78,7 @@ def may_change(name: str) -> bool:
 
 def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
     """The harmless changes; raises UserError, which lists them, for changes that matter."""
-    changed = changes(checkpoint_run.settings, asdict(cfg))
+    changed = changes(drop_gone(checkpoint_run.settings, "resume: the checkpoint"), asdict(cfg))
     relevant = [f"  {name}: {change}\n" for name, change in changed.items() if not may_change(name)]
     if relevant:
         free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)

@@ -1,7 +1,7 @@
 """Watches the diagnostics of policy updates, says when something goes wrong, and what to do.
 
 The names go to metrics.jsonl, the advice to the log. Diagnostics that an update does not report are
-not judged; limits are listed in anomalies.yaml. Needs no torch.
+not judged; limits are in anomalies.yaml and here. Needs no torch.
 """
 
 import math
@@ -19,6 +19,13 @@ MAX_NAMED = 5  # diagnostics named in one message
 ANOMALY_RULES = yaml.safe_load(
     Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8")
 )
+# Updates in a row before entropy, variance, value loss, Bellman error and gradient drift count.
+PATIENCE = 3
+MAX_GRADIENT_DRIFT = 4.0  # of the gradient norm from its running mean, relative
+GRADIENT_MOMENTUM = 0.9  # of that running mean
+# Entropy of a head, in units of that of a uniform choice, below which it has collapsed.
+MIN_ENTROPY = dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}
+ENTROPY_RECOVERY = 1.5  # times that limit, above which a head has recovered
 
 
 @dataclass
@@ -65,29 +72,27 @@ class Watch(WatchState):
 
     def _limits(self, update: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for name, rule in ANOMALY_RULES.items():
-            setting = rule["limit"]
             value = update.get(rule["metric"], math.nan)
-            limit = getattr(self.cfg, setting)
-            side = "above" if setting.startswith("max") else "below"
+            side = "above" if "above" in rule else "below"
+            limit = vars(self.cfg).get(rule[side], rule[side])
             over = value > limit if side == "above" else value < limit  # False for NaN
-            if self._streak(name, over) >= (self.cfg.patience if rule.get("patient") else 1):
-                text = f"{rule['metric']} is {value:.3g}, {side} {limit:g} "
-                yield name, f"{text}(telemetry.anomaly.{setting}). {rule['advice']}"
+            if self._streak(name, over) >= (PATIENCE if rule.get("patient") else 1):
+                yield name, f"{rule['metric']} is {value:.3g}, {side} {limit:g}. {rule['advice']}"
 
     def _entropy(self, update: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Heads that explored in this run and hardly do any more; unused ones stay as judged."""
         for head in HEAD_NAMES:
             name = f"entropy_collapse/{head}"
-            limit = self.cfg.entropy_collapse[head]
+            limit = MIN_ENTROPY[head]
             entropy = update.get(f"entropy/{head}", math.nan)
             is_used = update.get(f"head_share/{head}", 0.0) > 0
-            recovery_limit = limit * self.cfg.entropy_recovery
+            recovery_limit = limit * ENTROPY_RECOVERY
             if is_used and entropy > recovery_limit and head not in self.explored:
                 self.explored.append(head)
             if is_used:
                 low = entropy < (recovery_limit if name in self.active else limit)
                 self._streak(name, low and head in self.explored)
-            if self.streaks.get(name, 0) >= self.cfg.patience:
+            if self.streaks.get(name, 0) >= PATIENCE:
                 text = f"entropy/{head} is {entropy:.3g}: low (limit {limit:g}) for "
                 text += f"{self.streaks[name]} updates"
                 advice = f"Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.{head}."
@@ -102,15 +107,13 @@ class Watch(WatchState):
         if mean is None:
             self.gradient_mean = norm
             return
-        momentum = self.cfg.gradient_momentum
-        limit = self.cfg.max_gradient_drift
-        self.gradient_mean = momentum * mean + (1 - momentum) * norm
+        self.gradient_mean = GRADIENT_MOMENTUM * mean + (1 - GRADIENT_MOMENTUM) * norm
         drift = abs(norm - mean) / (mean + 1e-8)
-        if self._streak("gradient_drift", drift > limit) < self.cfg.patience:
+        if self._streak("gradient_drift", drift > MAX_GRADIENT_DRIFT) < PATIENCE:
             return
         text = f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, "
-        text += f"above {limit:g}) for {self.cfg.patience} updates or more. Lower policy.ppo.lr."
-        yield "gradient_drift", text
+        text += f"above {MAX_GRADIENT_DRIFT:g}) for {PATIENCE} updates or more."
+        yield "gradient_drift", f"{text} Lower policy.ppo.lr."
 
     def _streak(self, name: str, unhealthy: bool) -> int:
         """Updates in a row, this one included, that were unhealthy."""

@@ -84,7 +84,7 @@ def test_what_settings_hold_and_hydra_knows_passes_with_flags_anywhere() -> None
         "hydra/launcher=joblib",
         "policy.ppo.probability_floor.op=0.01",
         "task=cifar_minimal",
-        "~telemetry.anomaly.patience",
+        "~telemetry.anomaly.enabled",
         "policy@policy=wait",
         "reward.mode=net",
     ]
