@@ -1,7 +1,7 @@
 """Env-steps per second of a run at several numbers of ranks, against one process with as many
 workers.
 
-At commit 3ae55bd:
+At commit bb536803:
 
     python -m benchmarks.ranks                                  2 ranks x 1 worker, work a
     python -m benchmarks.ranks --sides 1x2,2x1,4x1 --turns 3    RANKSxWORKERS; the first is the base

@@ -1,7 +1,7 @@
 """What telemetry costs: env-steps per second of real episodes with what a side writes, over those
 without any.
 
-At commits 4c0a608 and, for `sinks` in episodes of 75 env-steps, 3ae55bd:
+At commits 4c0a608 and, for `sinks` in episodes of 75 env-steps, bb536803:
 
     python -m benchmarks.telemetry                                       works a and c, 9 turns
     python -m benchmarks.telemetry --works c --sides events,full --repeats 15 --results ''
