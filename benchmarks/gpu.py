@@ -148,7 +148,7 @@ def parity(place: Place, rung: str) -> Found:
     plain = played(cpu, "eager")
     side = played(place, rung)
     tolerance = TOLERANCE
-    if side.world.rules.nets.precision != torch.float32:
+    if side.world.rules.setup.precision != torch.float32:
         tolerance = SHORT + 2 * weights_apart(played(cpu, "eager+bfloat16"), plain)
     distance = weights_apart(side, plain)
     a, b = (there.episode.env.state.signals.val_accuracy.cpu() for there in (plain, side))

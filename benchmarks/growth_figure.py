@@ -58,7 +58,7 @@ def play(sim: Simulator) -> Played:
         np.stack([slot.stage.cpu().numpy() for slot in slots]),
         np.stack([slot.blueprint.cpu().numpy() for slot in slots]),
         sim.slots,
-        names_by_code(sim.world.rules.nets.shape.blueprints),
+        names_by_code(sim.world.rules.setup.shape.blueprints),
     )
 
 

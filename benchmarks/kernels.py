@@ -25,7 +25,7 @@ from esper_soa.runtime.device import apply_threads, device_name, keep_freed_memo
 from esper_soa.runtime.step_cache import stored_kernels
 from esper_soa.state import STATE_FLOAT, EnvState, GradientStats, Measurements, Slots, View
 from esper_soa.system import streams
-from esper_soa.training.loop.build import build_rules
+from esper_soa.training.loop.build import build_rules, make_setup
 from esper_soa.vocabulary import HEADS, Stage
 
 WARMUP_STEPS = 20  # env-steps before anything is timed: by then seeds of every age are about
@@ -110,8 +110,9 @@ def turn(
 def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) -> Record:
     """Times of one mode at one N, in seconds per env-step of all envs; the first call apart."""
     apply_threads(args.threads)
-    rules = build_rules(TrainConfig(envs=envs, steps=args.steps), device)
-    num_slots = len(rules.nets.shape.slots)
+    cfg = TrainConfig(envs=envs, steps=args.steps)
+    rules = build_rules(cfg, make_setup(cfg, device))
+    num_slots = len(rules.setup.shape.slots)
     made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]
     state = initial_state(rules, envs, device)
     torch.compiler.reset()

@@ -141,14 +141,14 @@ class EngineSide:
 
     def facts(self) -> dict[str, object]:
         """Layout and the first env-step, which pays for compilation and first calls."""
-        nets = self.world.rules.nets
+        nets = self.world.rules.setup
         return {
             "threads": self.threads,
             "env_chunk": nets.env_chunk,
             "workers": nets.workers,
             "eval_batch": nets.eval_batch,
             "dtype": str(nets.precision).removeprefix("torch."),
-            "train_images": self.world.sizes.train_samples * self.cfg.envs * self.cfg.targets,
+            "train_images": self.world.setup.train_samples * self.cfg.envs * self.cfg.targets,
             "val_images": self.val_images(),
             "rows": self.cfg.rows,
             "warmup_seconds": self.first_seconds,
@@ -159,7 +159,7 @@ class EngineSide:
     def val_images(self) -> int:
         """Validation images times subset rows of an env-step of all envs, as counted."""
         rows = float(self.episode.metrics.sums.rows) / self.step
-        return round(rows * self.world.sizes.val_samples * self.cfg.targets)
+        return round(rows * self.world.setup.val_samples * self.cfg.targets)
 
     def one_step(self) -> None:
         """Another env-step of all envs, for those who count something in it."""

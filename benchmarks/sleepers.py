@@ -63,7 +63,7 @@ def variant(
     """Validation ("val") or training too ("step") of N networks on the same images."""
     world = build(options)
     slots = host_slots(TaskConfig())[: active_seeds.visible.shape[1]]
-    nets = world.rules.nets._replace(shape=host_shape(TaskConfig(), slots))
+    nets = world.setup._replace(shape=host_shape(TaskConfig(), slots))
     engine = world.rules.engine
     work = world.work(0)
     weights = pools.allocate(nets.shape, options.envs, world.device, torch.float32)
@@ -133,7 +133,7 @@ def measure(options: argparse.Namespace) -> Record:
     apply_threads(0)
     world = build(options)
     options.place = world.device
-    facts = {"kernels": world.rules.engine.chosen.reason, "workers": world.rules.nets.workers}
+    facts = {"kernels": world.rules.engine.chosen.reason, "workers": world.setup.workers}
     facts |= {name: getattr(options, name) for name in SIZES}
     return origin("sleepers", world.device) | facts | {"rows": rows(options)}
 

@@ -122,7 +122,9 @@ class Simulator:
         if agent is not None:
             self.agent: Agent = CheckedAgent("policy", agent)
         elif name != "ppo":
-            self.agent = rule_player(settings, name, "policy.name")
+            self.agent = rule_player(
+                name, "policy.name", settings.policy, setup=self.world.setup, seed=settings.seed
+            )
         else:
             self.agent = import_module(PLAYERS).build_player(settings, self.world).agent
 
@@ -133,7 +135,7 @@ class Simulator:
         self.env = Env(self.world)
         legal = self.world.rules.blueprints
         self.joint = actions.JointActions(len(self.slots), legal)
-        blueprints = names_by_code(self.world.rules.nets.shape.blueprints)
+        blueprints = names_by_code(self.world.setup.shape.blueprints)
         # that actions may use, by head
         self.names = actions.choice_names(self.slots, blueprints, legal)
         self._observed: EnvView | None = None  # what the next action answers; None: reset is due
@@ -147,7 +149,7 @@ class Simulator:
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the S slots, in the order of actions and observations."""
-        return tuple(spec.name for spec in self.world.rules.nets.shape.slots)
+        return tuple(spec.name for spec in self.world.setup.shape.slots)
 
     @property
     def state(self) -> EnvState:
@@ -163,7 +165,7 @@ class Simulator:
             self._build(seed)
             self._next_round = 0
         self._observed = self._hosts = None
-        with threads(self.settings.compute.threads):
+        with threads(self.world.setup.compute.threads):
             observed = self.env.reset(self._next_round)
         self._observed = observed
         before = observed.view.state
@@ -210,7 +212,7 @@ class Simulator:
         fresh = memory = agent.start(self.num_envs, self.device)
         while observed is not None:
             number = self.env.step_number
-            with threads(self.settings.compute.threads):
+            with threads(self.world.setup.compute.threads):
                 memory = restart(memory, fresh, observed.restarted)
                 decision, memory = agent.act(observed.view, memory)
             result, after = self._play(observed, decision.action)
@@ -252,7 +254,7 @@ class Simulator:
     def _play(self, observed: EnvView, action: Action) -> tuple[StepResult, EnvView | None]:
         """Carry out what answers `observed`, and the next env-step; interrupted, a reset is due."""
         self._observed = self._hosts = None
-        with threads(self.settings.compute.threads):
+        with threads(self.world.setup.compute.threads):
             result, after = self.env.step(action)
         self._observed = after
         before = (after or observed).view.state
@@ -263,7 +265,7 @@ class Simulator:
         """The live seeds of an env, in the order of slots; IndexError for no env's number."""
         self._check_env(env)
         slots = self.state.slots[env]
-        names = names_by_code(self.world.rules.nets.shape.blueprints)
+        names = names_by_code(self.world.setup.shape.blueprints)
         return [
             Seed(
                 slot=name,

@@ -24,6 +24,7 @@ from esper_soa.lab import query
 from esper_soa.lab.report import write
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.nets.choose import choose_engine
+from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.data.orders import validation_order
 from esper_soa.nets.model.blueprints import BLUEPRINTS, parameter_counts
 from esper_soa.nets.model.flops import training_flop
@@ -32,7 +33,7 @@ from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.state import EnvState
 from esper_soa.system import streams
 from esper_soa.system.errors import SettingError
-from esper_soa.training.loop.build import build_world, trial_of
+from esper_soa.training.loop.build import build_world, make_setup
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 from esper_soa.vocabulary import NUM_BLUEPRINTS, Blend
 from tests.builders.equal_runs import assert_equal_runs
@@ -252,7 +253,7 @@ def test_hosts_with_seeds_of_every_blend_are_measured_as_their_plain_modules() -
     columns = (state.slots.stage, *PLANTED)
     residents = [SlotContents(*(part[env].tolist() for part in columns)) for env in range(4)]
     inputs = world.data.input_spec()
-    hosts = grown_hosts(world.rules.nets.shape, world.weights, range(4), residents, [inputs] * 4)
+    hosts = grown_hosts(world.rules.setup.shape, world.weights, range(4), residents, [inputs] * 4)
     for env, host in enumerate(hosts):
         logits = host.network()(words).flatten(0, 1).double()
         loss = F.cross_entropy(logits, labels.flatten()).detach()
@@ -276,14 +277,14 @@ def test_costs_follow_from_segments_and_slots() -> None:
     assert world.flop.host == 6 * (2 * mixing + CLASSES * WIDTH * LENGTH)
     assert world.flop.seed[:, PERCEPTRON].tolist() == [6 * 4 * mixing] * 2
     assert world.flop.seed[:, :PERCEPTRON].sum() == 0  # which take images
-    mixed = world.rules.nets.shape._replace(blueprints=BLUEPRINTS)
+    mixed = world.rules.setup.shape._replace(blueprints=BLUEPRINTS)
     assert training_flop(mixed, CPU).seed.sum() == 0
     assert not any(parameter_counts(BLUEPRINTS, mixed.slots[0]))
     perceptron = 4 * WIDTH * WIDTH + 3 * WIDTH
-    assert row_layout(world.rules.nets.shape, 0).seed == perceptron
-    assert place_table(world.rules.nets.shape.slots).isfinite().all()
-    torch_only = trial_of(toy_settings(), torch.device("cuda"))
-    assert choose_engine("auto", torch_only).chosen.name == "torch"
+    assert row_layout(world.rules.setup.shape, 0).seed == perceptron
+    assert place_table(world.rules.setup.shape.slots).isfinite().all()
+    torch_only = make_setup(toy_settings(), torch.device("cuda"))
+    assert choose_engine(torch_only, synthetic).chosen.name == "torch"
 
 
 def test_an_env_step_draws_a_pass_over_the_sentences_changed_by_the_streams_of_each_env() -> None:

@@ -7,6 +7,8 @@ its own: rows of (subset bit mask, accuracy) in, per-seed numbers out.
 import torch
 from torch import Tensor
 
+from esper_soa.config.env import AttributionConfig
+from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.state import Attribution, Measurements, Slots
 from esper_soa.system import streams
 from esper_soa.vocabulary import Stage
@@ -60,6 +62,15 @@ def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.
     noise = streams.uniform(keys, torch.arange(num_players, device=device), torch.float64)
     forward = noise.argsort(dim=1, stable=True)
     return torch.stack((forward, forward.flip(1)), 1).flatten(0, 1)
+
+
+def shapley_orders(cfg: AttributionConfig, num_slots: int, seed: int) -> Tensor | None:
+    """Orders int64 [P, S] for sampled Shapley values, the same all run long; None where not asked
+    for, and where so few slots have all subsets evaluated.
+    """
+    if cfg.shapley_samples == 0 or num_slots <= EXACT_SLOTS:
+        return None
+    return arrival_orders(num_slots, cfg.shapley_samples, seed, device=torch.device("cpu"))
 
 
 def prefix_codes(orders: Tensor) -> Tensor:

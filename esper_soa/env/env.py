@@ -51,14 +51,14 @@ class Env:
         self.world = world
         self.observer = observer
         self.step_number = 0  # of the env-step in progress, from 0
-        self.num_playing = world.sizes.num_envs  # envs whose episode has not ended early
-        self.state: EnvState = initial_state(world.rules, world.sizes.num_envs, world.device)
+        self.num_playing = world.setup.num_envs  # envs whose episode has not ended early
+        self.state: EnvState = initial_state(world.rules, world.setup.num_envs, world.device)
         self.observed: EnvView | None = None  # what the next action answers
 
     @property
     def num_envs(self) -> int:
         """N."""
-        return self.world.sizes.num_envs
+        return self.world.setup.num_envs
 
     @property
     def over(self) -> bool:

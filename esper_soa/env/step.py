@@ -26,10 +26,11 @@ from esper_soa.env.reward_modes import RewardTerms, no_terms
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.signals import age_memories, record_attribution, record_gradients, record_signals
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
-from esper_soa.nets.engine import Engine, NetsConfig
+from esper_soa.nets.engine import Engine
 from esper_soa.nets.graphs import Replay, StepCache, captured_call
 from esper_soa.nets.seeds.pools import slot_seeds
 from esper_soa.nets.seeds.snapshot import restore_where_, snapshot_where_
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import Rules
 from esper_soa.state import (
     HISTORY,
@@ -61,7 +62,7 @@ Result = TypeVar("Result")
 class EnvRules(NamedTuple):
     """Everything that stays the same during a run."""
 
-    nets: NetsConfig
+    setup: Setup
     engine: Engine  # what runs the networks
     lifecycle: env.LifecycleConfig
     gates: env.GatesConfig
@@ -126,7 +127,7 @@ Recorded = tuple[EnvState, Attribution, Masks, Observation]  # of `record_and_ob
 def initial_state(rules: EnvRules, num_envs: int, device: torch.device) -> EnvState:
     """The env state of N fresh envs."""
     envs = (num_envs,)
-    num_slots = len(rules.nets.shape.slots)
+    num_slots = len(rules.setup.shape.slots)
     history = torch.zeros(num_envs, HISTORY, dtype=STATE_FLOAT, device=device)
     losses = torch.zeros(num_envs, env.GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
     rollbacks = torch.zeros(num_envs, env.NUM_REASONS, dtype=torch.int64, device=device)
@@ -156,18 +157,18 @@ def measure_(
     on_phase_end: called with the name of each phase.
     """
     slots = state.slots
-    nets = rules.nets
+    setup = rules.setup
     engine = rules.engine
     ablate_fossils = rules.reward.config.drip_fraction > 0
     seeds = slot_seeds(slots, state.ramp, ablate_fossils, over=rules.ended(state))
-    active_seeds = engine.claim_(nets, weights, seeds, keys=data.seed_keys)
+    active_seeds = engine.claim_(setup, weights, seeds, keys=data.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = with_fields(state, slots=slots.replace(newborn=none, fresh_momentum=none))
     on_phase_end("state")
     work = data.training, data.num_batches, data.rules
-    trained = engine.train_(nets, weights, slots.alpha, active_seeds, *work)
+    trained = engine.train_(setup, weights, slots.alpha, active_seeds, *work)
     on_phase_end("training")
-    validation = engine.validate(nets, weights, slots.alpha, active_seeds, data.validation)
+    validation = engine.validate(setup, weights, slots.alpha, active_seeds, data.validation)
     on_phase_end("validation")
     return state, Measurements(
         train_loss=trained.loss,
@@ -190,7 +191,7 @@ def guard_(
     """
     if not rules.governor.enabled:
         return state, measured
-    shape = rules.nets.shape
+    shape = rules.setup.shape
     stage = state.slots.stage
     fossil = stage == Stage.FOSSILIZED
     ended = rules.ended(state)

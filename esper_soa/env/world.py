@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import ENV_SETTINGS, EPISODE_LENGTH
-from esper_soa.config.nets import DataConfig, lr_factor
+from esper_soa.config.nets import lr_factor
 from esper_soa.config.ranges import EnvDraw, EnvNumber, EnvSettings
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward import episode_lengths, final_rents
@@ -20,10 +20,10 @@ from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_s
 from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.nets.data import batches, orders
 from esper_soa.nets.data.image_set import DatasetEntry, ImageSet, sets_of
-from esper_soa.nets.engine import Sizes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import rules_of
 from esper_soa.state import STATE_FLOAT, EnvState
 from esper_soa.system import streams
@@ -42,52 +42,52 @@ class World:
         self,
         rules: EnvRules,
         data: batches.BatchSource,
-        sizes: Sizes,
-        cfg: DataConfig,
         seed: int,
         kernels: StepKernels = EAGER,
         reduction: Reduction = ALL_ENVS,
     ) -> None:
         if isinstance(data, ImageSet) and data.sets:
             data = replace(data, first_env=reduction.first_env)
-        self.rules = rules
+        setup = rules.setup
         self.data = data
         self.seed = seed
         self.kernels = kernels
         self.reduction = reduction
-        self.config = cfg
-        self._check_data(sizes)
-        all_envs = reduction.all_envs(sizes.num_envs)
+        self._check_data(setup)
+        all_envs = reduction.all_envs(setup.num_envs)
         self.split: orders.Split | None = None
-        if cfg.split:
-            steps = rules.nets.accumulate
+        if setup.data.split:
             self.split = share = orders.split_sizes(
-                data, sizes.batch_size, all_envs, accumulate=steps
+                data, setup.batch_size, all_envs, accumulate=setup.accumulate
             )
-            sizes = Sizes(*sizes[:2], share.train_samples, share.val_samples)
-        self.sizes = sizes
+            setup = setup._replace(train_samples=share.train_samples, val_samples=share.val_samples)
+        self.rules = rules._replace(setup=setup)
         self.device = data.train_labels.device
         self.flop = rules.reward.flop
-        self.envs = reduction.first_env + torch.arange(sizes.num_envs, device=self.device)
+        self.envs = reduction.first_env + torch.arange(setup.num_envs, device=self.device)
         heads = torch.arange(len(HEADS), device=self.device)
         self.heads = heads // HEADS_TOGETHER * FURTHER_HEADS + heads % HEADS_TOGETHER
-        kind = self.device, torch.float32, rules.nets.task.optimizer
-        self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, *kind)
+        kind = self.device, torch.float32, setup.task.optimizer
+        self.weights = pools.allocate(setup.shape, setup.num_envs, *kind)
         add_snapshot_(self.weights)
-        if rules.nets.precision == torch.float16:
+        if setup.precision == torch.float16:
             add_loss_scales_(self.weights)
         self.validation = data.validation(self._validation_order(), self.dtype)
         self.first = self._first_samples()
         self._enter_round(0)
 
-    def _check_data(self, sizes: Sizes) -> None:
+    def _check_data(self, setup: Setup) -> None:
         """Raise SettingError where hosts cannot take a data set, or it has too few samples."""
-        nets = self.rules.nets
         for source in (entry.source for entry in sets_of(self.data)):
-            batches.check_inputs(source, nets.task.host, nets.shape.input_shape)
-            batches.check_classes(source, nets.shape.num_classes)
-            if not self.config.split:
-                batches.check_work(source, sizes.train_samples, sizes.val_samples)
+            batches.check_inputs(source, setup.task.host, setup.shape.input_shape)
+            batches.check_classes(source, setup.shape.num_classes)
+            if not setup.data.split:
+                batches.check_work(source, setup.train_samples, setup.val_samples)
+
+    @property
+    def setup(self) -> Setup:
+        """Networks, work and layout; samples of an env-step are those of the split where it is."""
+        return self.rules.setup
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,22 +101,22 @@ class World:
         snapshot; the first env-step gives them the same weights again.
         """
         self._enter_round(number)
-        pools.initialise_hosts_(self.weights, self.rules.nets.shape, self.keys(streams.HOST_INIT))
+        pools.initialise_hosts_(self.weights, self.setup.shape, self.keys(streams.HOST_INIT))
         reset_loss_scales_(self.weights)
-        state = initial_state(self.rules, self.sizes.num_envs, self.device)
+        state = initial_state(self.rules, self.setup.num_envs, self.device)
         if topology is not None:
             state = state_with_topology(state, Topology(*map(self.reduction.rows_here, topology)))
             seeds = pools.slot_seeds(state.slots, state.ramp, ablate_fossils=False)
-            self.rules.engine.claim_(self.rules.nets, self.weights, seeds, keys=self.seed_keys(0))
+            self.rules.engine.claim_(self.setup, self.weights, seeds, keys=self.seed_keys(0))
         all_envs = torch.ones_like(self.envs, dtype=torch.bool)
         fossil = state.slots.stage == Stage.FOSSILIZED
-        snapshot_where_(self.weights, self.rules.nets.shape, all_envs, fossil=fossil, rising=fossil)
+        snapshot_where_(self.weights, self.setup.shape, all_envs, fossil=fossil, rising=fossil)
         return state
 
     def _enter_round(self, number: int) -> None:
         self.round = number
         self._keys = dict[int, Tensor]()
-        all_envs = self.reduction.all_envs(self.sizes.num_envs)
+        all_envs = self.reduction.all_envs(self.setup.num_envs)
         keys = self.keys(streams.DATA_ORDER)
         self.orders = [
             orders.SampleOrders(keys[envs], len(entry.source.train_labels), all_envs)
@@ -124,7 +124,7 @@ class World:
         ]
         rules = self.rules
         reward = rules.reward.config
-        hosts = (rules.nets.task, self.config, reward, reward.loss)
+        hosts = (self.setup.task, self.setup.data, reward, reward.loss)
         parts = (*hosts, rules.early_stop, rules.gates, rules.lifecycle)
         settings = {part.path + name: value for part in parts for name, value in vars(part).items()}
         names = {*rules.differing, *rules.kernel_settings}
@@ -149,8 +149,8 @@ class World:
 
     def work(self, step: int) -> StepData:
         """The data of env-step `step` (from 0) of this round."""
-        sizes = self.sizes
-        start = step * sizes.train_samples
+        setup = self.setup
+        start = step * setup.train_samples
         keys = self.keys(streams.AUGMENTATION)
         order = self._training_order(step)
         noise = self._label_noise()
@@ -158,14 +158,14 @@ class World:
             order,
             keys,
             start,
-            batch_size=sizes.batch_size,
-            augment=self.config.augment,
+            batch_size=setup.batch_size,
+            augment=self.setup.data.augment,
             label_noise=noise,
         )
         training = self.data.training(draw, self.dtype)
-        task = self.rules.nets.task
+        task = self.setup.task
         moves = rules_of(task, lr_factor(task.lr_schedule, step, self.rules.max_steps), self.values)
-        count = sizes.train_samples // sizes.batch_size
+        count = setup.train_samples // setup.batch_size
         return StepData(
             training, count, self.validation, seed_keys=self.seed_keys(step), rules=moves
         )
@@ -186,19 +186,19 @@ class World:
         reward = self.rules.reward
         lengths = settings.get(EPISODE_LENGTH) or [self.rules.early_stop.number("length")]
         steps = episode_lengths(torch.tensor(lengths, dtype=STATE_FLOAT), self.rules.max_steps)
-        host = self.sizes.train_samples * max(1.0, self.flop.host) * steps.to(STATE_FLOAT)
+        host = self.setup.train_samples * max(1.0, self.flop.host) * steps.to(STATE_FLOAT)
         ratios = torch.tensor(train_flop, dtype=STATE_FLOAT) / host
         return final_rents(
             parameters, reward.counts.host, reward.config, settings=settings, flop=ratios
         )
 
     def _training_order(self, step: int) -> Tensor:
-        sizes = self.sizes
+        setup = self.setup
         if self.split is None:
             share = self._own("share")
             parts = []
             for (envs, entry), order in zip(self.sets, self.orders, strict=True):
-                part = order.draw(step * sizes.train_samples, sizes.train_samples)
+                part = order.draw(step * setup.train_samples, setup.train_samples)
                 if not isinstance(share, float) or share != 1:
                     own = share if isinstance(share, float) else share[envs]
                     size = len(entry.source.train_labels)
@@ -220,12 +220,12 @@ class World:
                 return None
             share = torch.full(self.envs.shape, share, dtype=STATE_FLOAT, device=self.device)
         keys = self.keys(streams.LABEL_NOISE)
-        return batches.LabelNoise(share, keys, self.rules.nets.shape.num_classes, first=self.first)
+        return batches.LabelNoise(share, keys, self.setup.shape.num_classes, first=self.first)
 
     def _own(self, name: str) -> float | Tensor:
         """A setting of the data: the number of all envs, or float64 [N]."""
-        own = self.values.get(self.config.path + name)
-        return self.config.number(name) if own is None else own
+        own = self.values.get(self.setup.data.path + name)
+        return self.setup.data.number(name) if own is None else own
 
     @property
     def sets(self) -> list[tuple[slice, DatasetEntry]]:
@@ -233,14 +233,14 @@ class World:
         every = sets_of(self.data)
         firsts = [(place - self.reduction.first_env) % len(every) for place in range(len(every))]
         pairs = zip(firsts, every, strict=True)
-        num_envs = self.sizes.num_envs
+        num_envs = self.setup.num_envs
         return [(slice(row, None, len(every)), entry) for row, entry in pairs if row < num_envs]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Rows [N, .] of the envs here from those, or the one, of each of `sets`; one as it is."""
         if len(parts) == 1:
             return parts[0]
-        rows = parts[0].new_empty(self.sizes.num_envs, parts[0].shape[-1])
+        rows = parts[0].new_empty(self.setup.num_envs, parts[0].shape[-1])
         for (envs, _), part in zip(self.sets, parts, strict=True):
             rows[envs] = part
         return rows
@@ -254,7 +254,7 @@ class World:
 
     def _validation_order(self) -> Tensor:
         if self.split is None:
-            given = self.sizes.val_samples, self.seed, self.device
+            given = self.setup.val_samples, self.seed, self.device
             sets = [entry for _, entry in self.sets]
             drawn = [orders.validation_order(len(one.source.val_labels), *given) for one in sets]
             starts = [entry.validation for entry in sets]

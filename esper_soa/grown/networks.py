@@ -85,20 +85,20 @@ def export_hosts(
     sources = [source_of(world.data, env) for env in envs]
     inputs = [source.input_spec() for source in sources]
     hosts = grown_hosts(
-        world.rules.nets.shape, world.weights, rows, slot_contents=contents, inputs=inputs
+        world.setup.shape, world.weights, rows, slot_contents=contents, inputs=inputs
     )
     for env, source, host in zip(envs, sources, hosts, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(score) else score for score in scores)
         measured = {
-            "task": cfg.task.host_name,
+            "task": world.setup.task.host_name,
             "round": number,
             "seed": cfg.seed,
             "data": origin(source),
-            f"validation_{source.spec.name}": world.sizes.val_samples,
+            f"validation_{source.spec.name}": world.setup.val_samples,
             f"test_{source.spec.name}": len(source.test_labels),
             "chosen_by": chosen_by,
-            "precision": str(world.rules.nets.precision).removeprefix("torch."),
+            "precision": str(world.setup.precision).removeprefix("torch."),
             "version": package_versions()["esper-soa"],
             "env": env,
             "validation_accuracy": accuracy,

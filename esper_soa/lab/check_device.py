@@ -10,12 +10,14 @@ from rich.table import Table
 
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.choose import probe_engines
+from esper_soa.nets.data.datasets import synthetic
+from esper_soa.nets.needs import GIB, MIB, Need, at_once
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.trial import TrialResult
 from esper_soa.runtime import device as devices
-from esper_soa.runtime.memory import GIB, at_once, free_memory, needs
-from esper_soa.training.loop.build import trial_of
+from esper_soa.runtime.memory import free_memory, needs, room_for_engine
+from esper_soa.training.loop.build import make_setup
 
-MIB = 2**20
 DEVICE_RULES = {
     "cpu": (
         "compute.engine=auto takes the native kernels of a CPU wherever they are proven, "
@@ -37,21 +39,22 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
         device = devices.resolve_device(task_cfg.device)
         devices.take_device(device)
         devices.keep_freed_memory(device)
-        with devices.threads(task_cfg.compute.threads):
-            trial = trial_of(task_cfg, device)
-            place = devices.device_name(device, trial.nets.workers, trial.nets.precision)
+        setup = make_setup(task_cfg, device)
+        with devices.threads(setup.compute.threads):
+            place = devices.device_name(device, setup.workers, setup.precision)
             console.print(place, highlight=False)
-            engines = probe_engines(trial)
-        console.print(engine_table(engines, task_cfg))
+            engines = probe_engines(setup, synthetic, room_for_engine(setup, task_cfg.policy))
+        console.print(engine_table(engines, setup))
         for rule in DEVICE_RULES[device.type]:
             console.print(rule, highlight=False)
-        console.print(memory_table(task_cfg, device))
+        console.print(memory_table(needs(setup, task_cfg.policy), device))
 
 
-def engine_table(engines: list[TrialResult], cfg: TrainConfig) -> Table:
+def engine_table(engines: list[TrialResult], setup: Setup) -> Table:
     """A row per engine."""
-    work = f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}"
-    title = f"engines at {work}, {cfg.task.name}"
+    work = f"N={setup.num_envs} B={setup.batch_size}"
+    samples = f"T={setup.train_samples} V={setup.val_samples}"
+    title = f"engines at {work} {samples}, {setup.task.name}"
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     for heading in ("engine", "ms per env-step", "MiB", "off torch in float32", "verdict"):
         right = heading in ("ms per env-step", "MiB")
@@ -69,13 +72,12 @@ def engine_table(engines: list[TrialResult], cfg: TrainConfig) -> Table:
     return table
 
 
-def memory_table(cfg: TrainConfig, device: torch.device) -> Table:
-    """Memory that the run needs, and memory that is free."""
+def memory_table(parts: list[Need], device: torch.device) -> Table:
+    """The needs of a run, the largest first, and what is free."""
     table = Table(title="memory, at least", box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    parts = sorted(needs(cfg, device), key=lambda need: -need.size)
-    for need in parts:
+    for need in sorted(parts, key=lambda need: -need.size):
         table.add_row(need.what, f"{need.size / MIB:.1f} MiB")
     table.add_row("together, as far as at the same time", f"{at_once(parts) / MIB:.1f} MiB")
     free = free_memory(device)

@@ -108,7 +108,7 @@ def check_agent(part: Part | str, steps: int = 16) -> None:
         if registry.num_required(made) > 1:
             raise ValueError("it wants more arguments than the AgentContext")
         world = build_world(_small_run(steps), CPU)
-        surroundings = AgentContext(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, seed=0)
+        surroundings = AgentContext(world.setup.shape.slots, BLUEPRINT_NAMES, steps, seed=0)
         with collect_faults(found):
             found.extend(_play_findings(make_agent(made, surroundings), Env(world)))
 

@@ -2,33 +2,18 @@
 
 from typing import NamedTuple, Protocol, TypeVar
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.config.nets import DEFAULT_ROWS, SubsetRows, TaskConfig
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
-from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.needs import Need
 from esper_soa.nets.seeds.pools import SlotSeeds
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import Rules
 from esper_soa.state import GradientStats
 
 # what an engine has to know of the seeds in an env-step, on the host or on the device
 Active = TypeVar("Active")
-
-
-class NetsConfig(NamedTuple):
-    """Configuration shared by training and validation."""
-
-    shape: HostShape
-    task: TaskConfig
-    detached_stages: tuple[int, ...]
-    env_chunk: int  # networks per forward pass
-    eval_batch: int  # validation samples per forward pass
-    rows: SubsetRows = DEFAULT_ROWS
-    workers: int = 1  # threads that chunks of envs are shared among
-    precision: torch.dtype = torch.float32  # of activations, where it has 16 bits; see precision.py
-    accumulate: int = 1  # batches whose mean gradient makes one optimiser step
 
 
 class TrainReport(NamedTuple):
@@ -64,15 +49,6 @@ class EngineChoice(NamedTuple):
         return {"engine": self.name, "kind": self.reason, "sha256": self.sha256, "tried": tried}
 
 
-class Sizes(NamedTuple):
-    """How much work an env-step is."""
-
-    num_envs: int  # N
-    batch_size: int  # B
-    train_samples: int  # T
-    val_samples: int  # V
-
-
 class Engine(Protocol[Active]):
     """Trains and validates N networks, whose weights are its caller's; the torch engine says what
     is right. What `claim_` gives is for `train_` and `validate` of the same env-step.
@@ -82,12 +58,10 @@ class Engine(Protocol[Active]):
     def chosen(self) -> EngineChoice:
         """Why it is this one."""
 
-    def persistent_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
-        """Memory kept beside the weights; 0 where it keeps none from one pass to the next."""
+    def needs(self, setup: Setup) -> list[Need]:
+        """Memory that training takes beside weights and samples."""
 
-    def claim_(
-        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
-    ) -> Active:
+    def claim_(self, setup: Setup, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> Active:
         """Initialise newborn seeds, clear momentum that starts afresh; the seeds of this env-step.
 
         seeds: [N, S]. keys: int64 [N], the streams of this env-step. An engine that has to know on
@@ -96,7 +70,7 @@ class Engine(Protocol[Active]):
 
     def train_(
         self,
-        nets: NetsConfig,
+        setup: Setup,
         weights: TensorDict,
         alpha: Tensor,
         active_seeds: Active,
@@ -106,15 +80,15 @@ class Engine(Protocol[Active]):
     ) -> TrainReport:
         """Train every host and every running seed on `num_batches` batches; alpha: [N, S].
 
-        An optimiser step follows every nets.accumulate batches, of which num_batches is a multiple:
+        An optimiser step follows every setup.accumulate batches, whose multiple num_batches is:
         clipping, weight decay, momentum and gradient statistics see the mean of their gradients.
         Batch norm normalises every batch by itself, and moves its running statistics with each.
-        rules: how hosts and seeds move at this env-step; those of nets.task where None.
+        rules: how hosts and seeds move at this env-step; those of setup.task where None.
         """
 
     def validate(
         self,
-        nets: NetsConfig,
+        setup: Setup,
         weights: TensorDict,
         alpha: Tensor,
         active_seeds: Active,

@@ -14,10 +14,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
-from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
+from esper_soa.nets.engine import EngineChoice, TrainReport, ValidationReport
+from esper_soa.nets.needs import Need, training_needs
 from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
 from esper_soa.nets.seeds.seed_plan import SeedPlan, seed_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import Rules, rules_of
 from esper_soa.state import STATE_FLOAT, GradientStats, initial
 from esper_soa.system.threads import Call, chunks, run_pieces
@@ -33,7 +35,7 @@ Measure = Callable[[Job, Call], tuple[Tensor, Tensor]]
 class Pass(NamedTuple, Generic[Feed]):
     """State shared by the pieces of a pass."""
 
-    nets: NetsConfig
+    setup: Setup
     weights: TensorDict
     alpha: Tensor
     plan: SeedPlan
@@ -52,21 +54,21 @@ class PieceEngine(ABC):
     @abstractmethod
     def validator(self, shared: Pass[ValidationFeed]) -> Measure: ...
 
-    def persistent_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
-        """0: a pass frees its memory."""
-        return 0
+    def needs(self, setup: Setup) -> list[Need]:
+        """Needs of a pass, which frees its memory."""
+        return training_needs(setup, in_place=False)
 
     def claim_(
-        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
+        self, setup: Setup, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
     ) -> ActiveSeeds:
         """On the host, as only seeds that run cost time."""
         active_seeds = read_active_seeds(seeds)
-        claim_(weights, nets.shape, active_seeds, keys=keys)
+        claim_(weights, setup.shape, active_seeds, keys=keys)
         return active_seeds
 
     def train_(
         self,
-        nets: NetsConfig,
+        setup: Setup,
         weights: TensorDict,
         alpha: Tensor,
         active_seeds: ActiveSeeds,
@@ -75,44 +77,44 @@ class PieceEngine(ABC):
         rules: Rules | None = None,
     ) -> TrainReport:
         """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
-        plan = seed_plan(active_seeds, active_seeds.running, nets.detached_stages)
-        shared = Pass(nets, weights, alpha, plan, feed)
-        train_chunk_ = self.trainer(shared, num_batches, rules or rules_of(nets.task))
+        plan = seed_plan(active_seeds, active_seeds.running, setup.detached_stages)
+        shared = Pass(setup, weights, alpha, plan, feed)
+        train_chunk_ = self.trainer(shared, num_batches, rules or rules_of(setup.task))
         device = alpha.device
         stats = initial(GradientStats, alpha.shape, device)
         gradients = dict(stats.items())
-        parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
+        parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], setup.env_chunk)]
         parts = [envs for envs in parts if envs.size]
         pieces = [partial(train_chunk_, envs, gradients) for envs in parts]
         loss = torch.zeros(alpha.shape[0], dtype=STATE_FLOAT, device=device)
         accuracy = torch.zeros_like(loss)
-        for envs, result in zip(parts, run_pieces(pieces, nets.workers), strict=True):
+        for envs, result in zip(parts, run_pieces(pieces, setup.workers), strict=True):
             numbers = upload(envs, device)
             loss[numbers], accuracy[numbers] = (part.to(STATE_FLOAT) for part in result)
         return TrainReport(loss, accuracy, stats)
 
     def validate(
         self,
-        nets: NetsConfig,
+        setup: Setup,
         weights: TensorDict,
         alpha: Tensor,
         active_seeds: ActiveSeeds,
         feed: ValidationFeed,
     ) -> ValidationReport:
         """Report of all envs under the subset rows needed, none for those left out."""
-        plan = seed_plan(active_seeds, active_seeds.visible, nets.detached_stages)
-        measure = self.validator(Pass(nets, weights, alpha, plan, feed))
+        plan = seed_plan(active_seeds, active_seeds.visible, setup.detached_stages)
+        measure = self.validator(Pass(setup, weights, alpha, plan, feed))
         num_envs, num_slots = alpha.shape
         device = alpha.device
-        rows = max_rows(num_slots, nets.rows)
+        rows = max_rows(num_slots, setup.rows)
         loss = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
         accuracy = torch.zeros(num_envs, rows, dtype=STATE_FLOAT, device=device)
         subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
-        jobs = jobs_of(active_seeds, nets.shape.execution_order, nets.rows, size=nets.env_chunk)
+        jobs = jobs_of(active_seeds, setup.shape.execution_order, setup.rows, size=setup.env_chunk)
         jobs = [job._replace(envs=active_seeds.playing(job.envs)) for job in jobs]
         jobs = [job for job in jobs if job.envs.size]
         pieces = [partial(measure, job) for job in jobs]
-        for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
+        for job, result in zip(jobs, run_pieces(pieces, setup.workers), strict=True):
             numbers = upload(job.envs, device)
             width = len(job.codes)
             loss[numbers], accuracy[numbers, :width] = result

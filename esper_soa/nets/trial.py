@@ -18,12 +18,13 @@ from torch import Tensor
 
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.ranges import env_numbers
-from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec
-from esper_soa.nets.engine import Engine, NetsConfig, Sizes
+from esper_soa.nets.data.batches import BatchSource, Draw
+from esper_soa.nets.engine import Engine
 from esper_soa.nets.graphs import WARM_UPS
 from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
+from esper_soa.nets.setup import Setup
 from esper_soa.state import STATE_FLOAT
 from esper_soa.system import streams
 from esper_soa.system.errors import UserError, error_text, one_line
@@ -43,19 +44,6 @@ SAMPLES = 512  # to train on
 SEED = 2**31  # of the trials; no run has it
 
 
-class Trial(NamedTuple):
-    """What engines are chosen for, and tried on: networks, device and amounts of work of a run."""
-
-    nets: NetsConfig
-    device: torch.device
-    sizes: Sizes
-    spec: SampleSpec  # of the run's samples
-    # Makes so many training and test samples of that kind, on which engines are tried.
-    example: Callable[[int, int, torch.device], BatchSource]
-    # Bytes that the device has left for what an engine keeps; None where that is not known.
-    room: Callable[[], int | None] = lambda: None
-
-
 class TrialResult(NamedTuple):
     """Result of the trial of one engine."""
 
@@ -73,28 +61,30 @@ class TrialResult(NamedTuple):
 
 
 Maker = Callable[[], Engine]
+# Makes so many training and test samples of the kind that the run has, on which engines are tried.
+Example = Callable[[int, int, torch.device], BatchSource]
 Outcome = TypeVar("Outcome")
 Results = dict[str, Tensor]
 Distances = dict[str, tuple[float, float]]  # of the worst network, of all in the mean, by result
 
 
 def try_engines(
-    trial: Trial, exact: Maker, reference: str, makers: Mapping[str, Maker]
+    setup: Setup, example: Example, exact: Maker, reference: str, makers: Mapping[str, Maker]
 ) -> list[TrialResult]:
     """Results of the engines of `makers`, that named `reference` first; exact: torch in float32.
     UserError where the device is of no use any more after an engine has failed on it.
     """
-    workload = Workload(trial)
+    workload = Workload(setup, example)
     expected: Results | str = "there are no envs"
     for envs in REFERENCE_ENVS:
         expected = attempt(partial(workload.first(envs).results, exact, torch.float32))
-        release(trial.device, reference)
+        release(setup.device, reference)
         if not isinstance(expected, str):
             break
     trial_results = []
     rounding: Distances = {}
     for name in (reference, *(name for name in makers if name != reference)):
-        outcome = attempt(partial(workload.run, makers[name], trial.nets.precision))
+        outcome = attempt(partial(workload.run, makers[name], setup.precision))
         if isinstance(outcome, str) or isinstance(expected, str):
             unknown = f"torch in float32, which says what is right, does not run: {expected}"
             why = outcome if isinstance(outcome, str) else unknown
@@ -106,7 +96,7 @@ def try_engines(
             worst = max(max(pair) for pair in errors.values())
             trial_results.append(TrialResult(name, disagreement(errors, rounding), worst, *cost))
         del outcome  # before its memory is given back
-        release(trial.device, name)
+        release(setup.device, name)
     return trial_results
 
 
@@ -158,25 +148,24 @@ def distances(actual: Results, expected: Results, val_samples: int) -> Distances
 class Workload:
     """Networks with a mixture of seeds, and samples, on which every engine does the same work."""
 
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
-        device = self.device = trial.device
-        nets = trial.nets
-        self.val_samples = min(trial.sizes.val_samples, trial.nets.eval_batch)
-        samples = trial.example(SAMPLES, self.val_samples, device)
-        envs = torch.arange(trial.sizes.num_envs, device=device)
+    def __init__(self, setup: Setup, example: Example) -> None:
+        self.setup = setup
+        device = self.device = setup.device
+        self.val_samples = min(setup.val_samples, setup.eval_batch)
+        samples = example(SAMPLES, self.val_samples, device)
+        envs = torch.arange(setup.num_envs, device=device)
         self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs=envs)
-        batch_size = trial.sizes.batch_size
+        batch_size = setup.batch_size
         places = torch.arange(BATCHES * batch_size, device=device)
         order = streams.integers(self.keys[:, None], places, SAMPLES)
         draw = Draw(order, self.keys, 0, batch_size=batch_size, augment=True)
         self.training = samples.training(draw, torch.float32)
         order = torch.arange(self.val_samples, device=device)
         self.validation = samples.validation(order, torch.float32)
-        kind = device, torch.float32, nets.task.optimizer
-        self.weights = pools.allocate(nets.shape, trial.sizes.num_envs, *kind)
-        pools.initialise_hosts_(self.weights, nets.shape, self.keys)
-        self.seeds = mixture(trial)
+        kind = device, torch.float32, setup.task.optimizer
+        self.weights = pools.allocate(setup.shape, setup.num_envs, *kind)
+        pools.initialise_hosts_(self.weights, setup.shape, self.keys)
+        self.seeds = mixture(setup)
         alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))
         self.alpha = alpha.to(device, STATE_FLOAT)
 
@@ -196,22 +185,22 @@ class Workload:
 
     def run(self, make: Maker, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
         """Results of the last training and validation pass; seconds of an env-step, and bytes."""
-        sizes = self.trial.sizes
+        setup = self.setup
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         results, train, validate = self.passes(make(), precision, BATCHES)
         _, single, _ = self.passes(make(), precision, 1)
-        seconds = extrapolate(single, train, sizes.train_samples // sizes.batch_size)
-        seconds += validate * sizes.val_samples / self.val_samples
+        seconds = extrapolate(single, train, setup.train_samples // setup.batch_size)
+        seconds += validate * setup.val_samples / self.val_samples
         return results, (seconds, torch.cuda.max_memory_allocated(self.device) if on_gpu else 0)
 
     def passes(
         self, engine: Engine, precision: torch.dtype, batches: int
     ) -> tuple[Results, float, float]:
         """Results of the last pass, seconds of the quickest in training and in validation."""
-        trial = self.trial
-        nets = trial.nets._replace(precision=precision, accumulate=1, task=alike(trial.nets.task))
+        task = alike(self.setup.task)
+        setup = self.setup._replace(precision=precision, accumulate=1, task=task)
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)
@@ -220,11 +209,11 @@ class Workload:
         for _ in range(PASSES):
             weights.update_(self.weights)
             reset_loss_scales_(weights)
-            seeds = engine.claim_(nets, weights, self.seeds.resident(self.device), keys=self.keys)
+            seeds = engine.claim_(setup, weights, self.seeds.resident(self.device), keys=self.keys)
             start = now(self.device)
-            trained = engine.train_(nets, weights, self.alpha, seeds, self.training, batches)
+            trained = engine.train_(setup, weights, self.alpha, seeds, self.training, batches)
             between = now(self.device)
-            validated = engine.validate(nets, weights, self.alpha, seeds, self.validation)
+            validated = engine.validate(setup, weights, self.alpha, seeds, self.validation)
             times.append((between - start, now(self.device) - between))
             reports = {"train loss": trained.loss, "validation loss": validated.loss}
             reports |= {"accuracy": validated.accuracy, "subset": validated.subset}
@@ -246,13 +235,13 @@ def extrapolate(single: float, several: float, batches: int) -> float:
     return single + (batches - 1) * max(0.0, several - single) / (BATCHES - 1)
 
 
-def mixture(trial: Trial) -> pools.ActiveSeeds:
+def mixture(setup: Setup) -> pools.ActiveSeeds:
     """Newborn seeds of the task's blueprints in all stages, blends, directions, and empty slots."""
     draw = np.random.default_rng(SEED)
-    shape = (trial.sizes.num_envs, len(trial.nets.shape.slots))
+    shape = (setup.num_envs, len(setup.shape.slots))
     stage = draw.choice([*RUNNING_STAGES, Stage.EMPTY], shape)
     running = stage != Stage.EMPTY
-    blueprint = draw.choice(blueprint_codes(list(trial.nets.task.blueprints)), shape)
+    blueprint = draw.choice(blueprint_codes(list(setup.task.blueprints)), shape)
     visible = running & (stage != Stage.TRAINING)
     return pools.ActiveSeeds(
         running=running,

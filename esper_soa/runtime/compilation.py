@@ -1,5 +1,6 @@
 """Whether torch.compile compiles the kernels of the state machine for a run, and where those are
-kept: for runs that cannot have those of step_cache.py.
+kept: for runs that cannot have those of step_cache.py; and which parts of a run are kept as steps
+of fixed shape and replayed as CUDA graphs.
 
 The decision follows from the settings alone, never from what a cache holds: compiled kernels round
 otherwise, and every run of the same settings is to have the same numbers.
@@ -10,7 +11,9 @@ import tempfile
 
 import torch
 
+from esper_soa.nets.graphs import Replay
 from esper_soa.system.caches import FolderError, open_cache
+from esper_soa.system.errors import check
 
 # the variable by which torch.compile is told where to keep things
 INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -22,6 +25,12 @@ COMPILE_SECONDS = 70.0
 CALL_SECONDS = 0.0055
 ENV_SECONDS = 7e-6  # saved per env and env-step: passes over memory that are fused
 MIN_SAVING = 2.0  # times COMPILE_SECONDS that must be saved, as machines differ
+REPLAYED_PARTS = (
+    "state machine",
+    "policy",
+    "gradient steps",
+)  # parts that compute.cuda_graphs is about
+STATE, POLICY, GRADIENTS = REPLAYED_PARTS
 
 
 def choose_compilation(
@@ -65,3 +74,25 @@ def keep_compiled() -> str:
         return f"kept for now, {error}"
     os.environ[INDUCTOR_FOLDER] = str(folder)
     return f"kept in {folder}"
+
+
+def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
+    """The parts that compute.cuda_graphs replays on `device`: `auto` replays on a GPU what can be
+    repeated, and goes on without where a capture fails; SettingError for `on` without CUDA.
+    """
+    if setting == "off" or (setting == "auto" and device.type != "cuda"):
+        on = "" if setting == "off" else f" on {device.type}"
+        return Replay((), f"no CUDA graphs (compute.cuda_graphs={setting}{on})")
+    words = "CUDA graphs need an NVIDIA GPU."
+    allowed = f"auto or off on device={device.type}"
+    check(device.type == "cuda", "compute.cuda_graphs", setting, allowed=allowed, remedy=words)
+    if setting == "on":
+        return Replay(REPLAYED_PARTS, "all are replayed (compute.cuda_graphs=on)")
+    obstacles = {
+        STATE: "a reward of your own may do what a graph does not do again" if own_reward else "",
+        GRADIENTS: "ranks take them together" if num_ranks > 1 else "",
+    }
+    reasons = {part: reason for part, reason in obstacles.items() if reason}
+    parts = tuple(part for part in REPLAYED_PARTS if part not in reasons)
+    left_out = tuple(f"{part}: left out, as {reason}" for part, reason in reasons.items())
+    return Replay(parts, f"{', '.join(parts)} (compute.cuda_graphs=auto)", left_out, insists=False)

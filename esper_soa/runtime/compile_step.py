@@ -129,7 +129,9 @@ def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
     libraries: dict[str, LibraryKernel] = {}
     for step in range(min(rules.max_steps, PROOF_STEPS)):
         measured = made_up(rules, state, step)
-        state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, cfg=rules.governor)
+        state, _ = watch(
+            state, measured.val_loss, rules.setup.shape.num_classes, cfg=rules.governor
+        )
         measured = discard_panicked(measured, state)
         recorded = record_and_observe(rules, state, measured, values=values)
         keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), envs=envs)[:, None]

@@ -1,40 +1,19 @@
-"""From the settings `device` and `compute` to a torch device and a layout of the work on it."""
+"""The device that the settings stand for, its threads and memory, and both in words."""
 
 import ctypes
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 
-from esper_soa.config.nets import SubsetRows
-from esper_soa.config.settings import TrainConfig
-from esper_soa.nets.data.datasets import sample_spec
-from esper_soa.nets.engine import Sizes
-from esper_soa.nets.model.host import MOST_INDEXED, HostShape, activation_elements
-from esper_soa.nets.precision import choose_precision
-from esper_soa.nets.seeds.subsets import max_rows
+from esper_soa.nets.setup import check_threads
 from esper_soa.system.cores import usable_cores
 from esper_soa.system.errors import SettingError, check
 
-# training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
-CPU_CHUNK_IMAGES = 512
-CPU_EVAL_BATCH = 16
-GPU_EVAL_BATCH = 256
-THREADS_PER_CORE = 4  # most that may be asked for: more only wait for each other
 # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all
 # threads (those of other threads are trimmed whatever the second says).
 MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
-
-
-class Layout(NamedTuple):
-    """How the networks of a run are laid out on its device: fields of NetsConfig."""
-
-    env_chunk: int  # networks per forward pass
-    eval_batch: int  # validation images per forward pass
-    workers: int  # threads that share the chunks of envs
-    precision: torch.dtype  # of activations
 
 
 def resolve_device(setting: str, place: int = 0) -> torch.device:
@@ -73,77 +52,6 @@ def take_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def sizes_of(cfg: TrainConfig) -> Sizes:
-    """How much work the settings ask of an env-step."""
-    return Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, val_samples=cfg.val_samples)
-
-
-def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Layout:
-    """What `cfg.compute` means for these hosts on `device`: as much at once as suits it, with every
-    tensor within its bound (nets/model/host.py).
-
-    Raises SettingError for settings that the device cannot follow.
-    """
-    num_slots = len(shape.slots)
-    sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
-    rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
-    inputs = sample_spec(cfg.data).elements
-    validation_elements = activation_elements(shape, inputs, rows)
-    trained = cfg.batch_size * activation_elements(shape, inputs)
-    work = cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device
-    chunk = choose_env_chunk(*work, elements=max(trained, validation_elements))
-    batch = choose_eval_batch(device, elements=chunk * validation_elements)
-    workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device)
-    return Layout(
-        chunk, batch, workers, precision=choose_precision(cfg.compute.precision, device).dtype
-    )
-
-
-def choose_env_chunk(
-    setting: int, envs: int, batch: int, device: torch.device, cores: int = 0, elements: int = 1
-) -> int:
-    """Envs that are trained together: the setting, or for 0 what suits the device; at most all.
-
-    All on a GPU, as far as no tensor, of which each env has `elements`, gets more than INDEXED of
-    them; raises SettingError for a setting beyond that, and where one env has more. On a CPU as
-    many as have CPU_CHUNK_IMAGES in their batches, such that `cores` (0 = the usable ones) have
-    equal shares. The number of workers plays no part: another one changes no rounding.
-    """
-    if device.type != "cpu":
-        most = MOST_INDEXED // elements
-        words = f"A tensor of {device.type} has at most {MOST_INDEXED} elements."
-        largest = f"at most {batch * MOST_INDEXED // elements} with these hosts"
-        check(most > 0, "batch_size", batch, allowed=largest, remedy=words)
-        fits = min(setting, envs) <= most
-        check(fits, "compute.env_chunk", setting, allowed=f"at most {most} here", remedy=words)
-        return min(setting or envs, envs, most)
-    if setting > 0:
-        return min(setting, envs)
-    cores = cores or usable_cores()
-    most = max(1, CPU_CHUNK_IMAGES // batch)
-    shares = -(-envs // (most * cores)) * cores
-    return -(-envs // min(shares, envs))
-
-
-def choose_workers(setting: int, chunks: int, device: torch.device, cores: int = 0) -> int:
-    """Threads that share chunks of envs: the setting, or for 0 one per usable core of a CPU.
-
-    Never more than there are chunks, and one on a GPU. SettingError for more than make sense.
-    """
-    _check_threads("compute.workers", setting)
-    if device.type != "cpu":
-        allowed = f"0 or 1 on {device.type}"
-        check(
-            setting <= 1,
-            "compute.workers",
-            setting,
-            allowed=allowed,
-            remedy="Workers share the CPU's cores.",
-        )
-        return 1
-    return min(setting or cores or usable_cores(), chunks)
-
-
 def apply_threads(setting: int) -> int:
     """Give torch operations outside the workers `setting` CPU threads (0 = one), and return those.
 
@@ -151,7 +59,7 @@ def apply_threads(setting: int) -> int:
     for each other: one that lost its core to another process holds all of them up, and while idle
     they keep cores from the workers. Raises SettingError for more than THREADS_PER_CORE per core.
     """
-    _check_threads("compute.threads", setting)
+    check_threads("compute.threads", setting)
     torch.set_num_threads(setting or 1)
     return torch.get_num_threads()
 
@@ -165,12 +73,6 @@ def threads(setting: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _check_threads(setting: str, count: int) -> None:
-    most = THREADS_PER_CORE * usable_cores()
-    remedy = f"That is {THREADS_PER_CORE} per usable core."
-    check(count <= most, setting, count, allowed=f"at most {most} here", remedy=remedy)
 
 
 def device_name(device: torch.device, workers: int = 1, dtype: torch.dtype = torch.float32) -> str:
@@ -194,16 +96,6 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
     many = f"{workers} workers, each of one thread, train"
     work = f"{'1 worker trains' if workers == 1 else many} {_some(env_chunk, 'env')} at a time"
     return f"{work} ({usable_cores()} usable cores), {thread_text}"
-
-
-def choose_eval_batch(device: torch.device, elements: int = 1) -> int:
-    """Validation images per forward pass: few on a CPU, where caches decide.
-
-    elements: of the largest tensor per image, of all envs that are validated together.
-    """
-    if device.type != "cpu":
-        return max(1, min(GPU_EVAL_BATCH, MOST_INDEXED // elements))
-    return CPU_EVAL_BATCH
 
 
 def keep_freed_memory(device: torch.device) -> bool:

@@ -47,7 +47,7 @@ def unsupported(rules: EnvRules) -> str:
         return f"not for {rules.blueprints.device.type}"
     if rules.reward.user_name:
         return f"not with the reward {rules.reward.user_name} of your own"
-    if len(rules.nets.shape.slots) > EXACT_SLOTS:
+    if len(rules.setup.shape.slots) > EXACT_SLOTS:
         return f"not for more than {EXACT_SLOTS} slots"
     return ""
 

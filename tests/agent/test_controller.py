@@ -24,7 +24,7 @@ CONFIG = PolicyConfig(network=NetworkConfig(hidden=16, features=8, slot_features
 def policy(config: PolicyConfig = CONFIG) -> RecurrentPolicy:
     """A policy that has seen something."""
     with torch.random.fork_rng(devices=[]):
-        made = RecurrentPolicy(config, RULES.nets.shape.slots, seed=3)
+        made = RecurrentPolicy(config, RULES.setup.shape.slots, seed=3)
     made.mean.add_(0.1)
     made.var.mul_(2.0)
     return made
@@ -32,7 +32,7 @@ def policy(config: PolicyConfig = CONFIG) -> RecurrentPolicy:
 
 def controller(config: PolicyConfig = CONFIG) -> Controller:
     """It, by way of JSON and tensors."""
-    spec = json.loads(json.dumps(controller_spec(config, RULES.nets.shape.slots)))
+    spec = json.loads(json.dumps(controller_spec(config, RULES.setup.shape.slots)))
     return controller_of(
         spec, {f"policy.{name}": value for name, value in policy(config).state_dict().items()}
     )

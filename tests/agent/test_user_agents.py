@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import (
     as_decision,
     seed_action,
@@ -18,7 +19,7 @@ from esper_soa.config.agent import ImitationConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.system.errors import UserError
-from esper_soa.training.loop.build import build_world, rule_player
+from esper_soa.training.loop.build import build_world, make_setup, rule_player
 from esper_soa.training.loop.players import build_player
 from tests.builders.equal_runs import CPU, assert_equal_runs, settings
 from tests.builders.tiny_runs import fresh, resumed
@@ -72,6 +73,10 @@ WAITS = as_decision(seed_action(WAIT, WAIT, WAIT))
 FLOATS = WAITS.action.replace(op=WAIT.float())
 
 
+def player_of(cfg: TrainConfig, name: str, setting: str) -> Agent:
+    return rule_player(name, setting, cfg.policy, make_setup(cfg, CPU), cfg.seed)
+
+
 @pytest.mark.parametrize(
     ("decision", "memory", "told"),
     [
@@ -106,6 +111,6 @@ def test_an_own_agent_is_told_of_its_surroundings(monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "own_parts"))
     cfg = settings()
     cfg = replace(cfg, task=replace(cfg.task, blueprints=["norm", f"{HERE}:twice"]))
-    agent = rule_player(cfg, "my_parts.agents:patient", "policy.name")
+    agent = player_of(cfg, "my_parts.agents:patient", "policy.name")
     assert agent.agent.steps == cfg.steps  # type: ignore[attr-defined]
     assert agent.start(3, CPU)[0].tolist() == [0, 0, 0]

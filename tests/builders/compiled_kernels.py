@@ -120,7 +120,7 @@ def settings_of(task: str, images: int) -> TrainConfig:
 def launch_all(task: str, dtype: torch.dtype) -> None:
     """Births, a training batch and a validation of two networks; every slot has conv_light."""
     world = build_world(settings_of(task, 32), torch.device("cpu"))
-    nets = world.rules.nets._replace(precision=dtype)
+    nets = world.rules.setup._replace(precision=dtype)
     work = world.work(0)
     engine = GpuEngine()
     size = (2, len(nets.shape.slots))

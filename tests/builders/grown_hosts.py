@@ -56,7 +56,7 @@ class Measured(NamedTuple):
     def hosts(self, envs: list[int]) -> list[GrownHost]:
         """These hosts by themselves."""
         inputs = [self.world.data.input_spec()] * len(envs)
-        shape = self.world.rules.nets.shape
+        shape = self.world.rules.setup.shape
         slot_contents = [self.slot_contents(env) for env in envs]
         return grown_hosts(shape, self.world.weights, envs, slot_contents, inputs)
 
@@ -106,7 +106,7 @@ def measured_hosts(engine: str, num_envs: int = len(KINDS), kinds: list = KINDS)
     )
     work = world.work(0)
     runs = world.rules.engine
-    given = (world.rules.nets, world.weights)
+    given = (world.rules.setup, world.weights)
     active_seeds = runs.claim_(*given, slot_seeds(slots, state.ramp, False), work.seed_keys)
     runs.train_(*given, alpha, active_seeds, work.training, work.num_batches)
     return Measured(world, slots, runs.validate(*given, alpha, active_seeds, work.validation))

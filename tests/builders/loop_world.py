@@ -36,13 +36,13 @@ from esper_soa.env.step import (
     measure_,
     record_and_observe,
 )
-from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
+from esper_soa.nets.setup import Setup
 from esper_soa.state import Action, EnvState, Measurements
 from esper_soa.system import streams
 from esper_soa.vocabulary import (
@@ -160,7 +160,7 @@ class Setting:
         costs = pools.parameter_table(shape, cpu), training_flop(shape, cpu)
         passes = {"workers": self.workers, "accumulate": self.accumulate}
         return EnvRules(
-            nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH, **passes),
+            setup=Setup(shape, self.task, detached, self.env_chunk, VAL_BATCH, **passes),
             engine=TorchEngine(),
             lifecycle=self.lifecycle,
             gates=self.gates,
@@ -312,7 +312,7 @@ class StackedEnvs:
 
     @property
     def shape(self) -> HostShape:
-        return self.rules.nets.shape
+        return self.rules.setup.shape
 
     def keys(self, purpose: int) -> Tensor:
         return streams.stream_keys(7, purpose, (), torch.tensor(self.ids))

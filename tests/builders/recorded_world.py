@@ -35,9 +35,9 @@ class Recorded(NamedTuple):
 
 def made_legend(rules: EnvRules, learns: bool = True) -> Legend:
     """The legend of hosts with these rules."""
-    shape = rules.nets.shape
+    shape = rules.setup.shape
     counts = rules.reward.counts
-    flop = training_flop(rules.nets.shape, CPU)
+    flop = training_flop(rules.setup.shape, CPU)
     flops = (flop.host, flop.seed.numpy(), flop.gate.numpy())
     return Legend(
         slots=tuple(spec.name for spec in shape.slots),

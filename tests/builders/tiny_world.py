@@ -37,6 +37,7 @@ from esper_soa.env.step import (
 from esper_soa.env.world import World, values_of_envs
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.subsets import max_rows
+from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.state import (
     STATE_FLOAT,
     Action,
@@ -48,7 +49,7 @@ from esper_soa.state import (
     stage_in,
 )
 from esper_soa.system.streams import POLICY_SAMPLE, stream_keys, uniform
-from esper_soa.training.loop.build import build_rules, build_world
+from esper_soa.training.loop.build import build_rules, build_world, make_setup
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.training.results.progress import Progress
@@ -108,11 +109,18 @@ def tiny_settings(
     )
 
 
+def rules_from(
+    cfg: TrainConfig, device: torch.device = CPU, ranks: Ranks = SINGLE_PROCESS
+) -> EnvRules:
+    """The rules of the settings on `device`, for the envs of a rank."""
+    return build_rules(cfg, make_setup(cfg, device, ranks))
+
+
 def tiny_rules(
     num_slots: int, steps: int, reward: RewardConfig | None = None, device: torch.device = CPU
 ) -> EnvRules:
     """The rules of `tiny_settings`, on `device`."""
-    return build_rules(tiny_settings(1, num_slots, steps, reward), device)
+    return rules_from(tiny_settings(1, num_slots, steps, reward), device)
 
 
 def tiny_world(num_envs: int, num_slots: int, steps: int) -> World:
@@ -160,7 +168,7 @@ def silence_hosts_(world: World) -> None:
     """
     world.data.train_labels.zero_()
     params = world.weights["host", "params"]
-    *_, scale, shift, weight, bias = world.rules.nets.shape.parameters.unpack(params)
+    *_, scale, shift, weight, bias = world.rules.setup.shape.parameters.unpack(params)
     scale.zero_()
     shift.fill_(-1.0)
     weight.mul_(1e5)
@@ -284,7 +292,7 @@ def guarded(
     rules: EnvRules, state: EnvState, measured: Measurements
 ) -> tuple[EnvState, Measurements]:
     """What `guard_` does to the env state; there are no weights to be restored."""
-    state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, rules.governor)
+    state, _ = watch(state, measured.val_loss, rules.setup.shape.num_classes, rules.governor)
     return state, discard_panicked(measured, state)
 
 

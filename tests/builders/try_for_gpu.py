@@ -19,11 +19,12 @@ from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
 from esper_soa.nets import trial as trials
+from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.engines.gpu import blocks
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.engines.gpu.kernels import newborn
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.training.loop.build import trial_of
+from esper_soa.training.loop.build import make_setup
 from tests.builders.compiled_kernels import Device, settings_of
 
 
@@ -50,9 +51,8 @@ def main() -> None:
         newborn.newborn_kernel = broken_kernel
     trials.PASSES = trials.TIMED
     makers = {"torch": TorchEngine, "triton": GpuEngine}
-    for result in trials.try_engines(
-        trial_of(settings_of(sys.argv[3], 2), torch.device("cpu")), TorchEngine, "torch", makers
-    ):
+    setup = make_setup(settings_of(sys.argv[3], 2), torch.device("cpu"))
+    for result in trials.try_engines(setup, synthetic, TorchEngine, "torch", makers):
         print(result.words())
 
 

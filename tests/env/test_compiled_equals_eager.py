@@ -23,7 +23,7 @@ from esper_soa.env.step import (
     record_and_observe,
 )
 from esper_soa.state import EnvState
-from esper_soa.training.loop.build import build_rules, build_world
+from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.vocabulary import Op
 from tests.builders.tiny_world import (
@@ -31,6 +31,7 @@ from tests.builders.tiny_world import (
     guarded,
     made_up,
     quiet_progress,
+    rules_from,
     tiny_rules,
     tiny_settings,
     tiny_world,
@@ -119,7 +120,7 @@ def graphs() -> int:
 def test_one_graph_per_kernel_serves_all_that_may_be_in_it_and_equals_eager_bit_for_bit() -> None:
     """Modes shared out, one of them a user's own of several terms, and episodes that end early."""
     reward = RewardConfig(mode="[shaped,parts_of_users:parts]")
-    rules = build_rules(tiny_settings(4, 2, 6, reward), CPU)
+    rules = rules_from(tiny_settings(4, 2, 6, reward), CPU)
     rules = rules._replace(early_stop=EarlyStopConfig(rollbacks=1))
     play_both(graphs_in_one_piece(), rules, 4, values=example_values(rules, 4))
     assert graphs() == 2

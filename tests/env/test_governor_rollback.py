@@ -27,14 +27,12 @@ from esper_soa.env.governor import REASON_NAMES, PanicReason
 from esper_soa.env.step import StepData
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_images
-from esper_soa.nets.engine import Sizes
 from esper_soa.state import Decision, EnvState, View
-from esper_soa.training.loop.build import build_rules
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.vocabulary import Op
 from tests.builders.recording_agent import RecordingAgent
-from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
+from tests.builders.tiny_world import CPU, quiet_progress, rules_from, tiny_settings
 
 QUIET = quiet_progress()
 NUM_ENVS = 6
@@ -110,10 +108,7 @@ class FaultyWorld(World):
     """A world whose hosts are damaged before the training pass of declared env-steps."""
 
     def __init__(self, cfg: TrainConfig, faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> None:
-        sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-        super().__init__(
-            build_rules(cfg, CPU), load_images(cfg.data, CPU), sizes, cfg.data, cfg.seed
-        )
+        super().__init__(rules_from(cfg), load_images(cfg.data, CPU), cfg.seed)
         self.faults = faults
 
     def work(self, step: int) -> StepData:
@@ -155,7 +150,7 @@ def play(faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> Played:
     """One round of `settings()`."""
     world = FaultyWorld(settings(), faults)
     cfg = PolicyConfig(network=NetworkConfig(hidden=16, features=16), ppo=PPOConfig(epochs=1))
-    policy = RecurrentPolicy(cfg, world.rules.nets.shape.slots, 0)
+    policy = RecurrentPolicy(cfg, world.rules.setup.shape.slots, 0)
     learner = Learner(policy, cfg.ppo, 10, 0)
     recording_agent = WeightWitness(policy, world)
     result, rollout = play_round(world, Player(recording_agent, learner), Round(0, QUIET))

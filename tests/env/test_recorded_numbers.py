@@ -30,10 +30,9 @@ from esper_soa.env.reward_modes import score
 from esper_soa.env.signals import push
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.state import STATE_FLOAT, Decision, Totals, View, initial
-from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import Op
 from tests.builders.recorded_numbers import assert_recorded, fingerprint, fingerprints
-from tests.builders.tiny_world import CPU, SMALL_TASK, play_state, tiny_settings
+from tests.builders.tiny_world import CPU, SMALL_TASK, play_state, rules_from, tiny_settings
 
 ENVS = 600
 # Switches, and weights that are other than the defaults in all modes.
@@ -137,7 +136,7 @@ EPISODES = {
 @pytest.mark.parametrize("name", EPISODES)
 def test_episodes_are_those_recorded(name: str) -> None:
     cfg = EPISODES[name]
-    rules = build_rules(cfg, CPU)
+    rules = rules_from(cfg, CPU)
     steps = list(play_state(rules, cfg.envs, 5, Grower()))
     rewards = torch.zeros(cfg.envs, STABILITY_WINDOW, dtype=STATE_FLOAT)
     stats = empty_blueprint_stats(CPU)

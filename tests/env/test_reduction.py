@@ -49,7 +49,7 @@ def test_the_envs_of_a_process_are_those_of_the_run_by_their_numbers(split: bool
     whole = build_world(cfg, CPU)
     cfg = replace(cfg, envs=ENVS - FIRST)
     part = build_world(cfg, CPU)
-    rest = World(part.rules, part.data, part.sizes, cfg.data, cfg.seed, reduction=Rest())
+    rest = World(part.rules, part.data, cfg.seed, reduction=Rest())
     expected = losses(whole)
     assert torch.equal(losses(rest), expected[:, FIRST:])
     assert not torch.equal(losses(part), expected[:, FIRST:])

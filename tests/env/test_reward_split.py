@@ -14,8 +14,7 @@ from esper_soa.env.reward_modes import RewardTerms
 from esper_soa.env.step import EnvRules, StepResult
 from esper_soa.state import Slots, Totals
 from esper_soa.system.errors import UserError
-from esper_soa.training.loop.build import build_rules
-from tests.builders.tiny_world import CPU, play_state, tiny_settings
+from tests.builders.tiny_world import CPU, play_state, rules_from, tiny_settings
 
 HERE = "parts_of_users"
 NUM_ENVS = 5
@@ -36,7 +35,7 @@ TINY = [
 def rules_of(*modes: str) -> EnvRules:
     """Of one mode for all envs, or of several by turns."""
     reward = RewardConfig(mode=modes[0] if len(modes) == 1 else f"[{','.join(modes)}]")
-    return build_rules(replace(tiny_settings(NUM_ENVS, NUM_SLOTS, STEPS), reward=reward), CPU)
+    return rules_from(replace(tiny_settings(NUM_ENVS, NUM_SLOTS, STEPS), reward=reward), CPU)
 
 
 def parts(result: StepResult) -> tuple[RewardTerms, Slots, Totals]:

@@ -110,10 +110,10 @@ def played(cfg: TrainConfig, plain: bool = False, env: int | None = None) -> tup
     """The world after an episode of random play, and its result; env: the only one there is."""
     world = build_world(cfg if env is None else replace(cfg, envs=1), CPU)
     engine = TorchEngine() if plain else world.rules.engine
-    nets = world.rules.nets._replace(env_chunk=1)
-    rules = world.rules._replace(engine=engine, nets=nets)
+    setup = world.setup._replace(env_chunk=1)
+    rules = world.rules._replace(engine=engine, setup=setup)
     reduction = world.reduction if env is None else SingleEnv(env, ENVS)
-    world = World(rules, world.data, world.sizes, cfg.data, cfg.seed, reduction=reduction)
+    world = World(rules, world.data, cfg.seed, reduction=reduction)
     # a fossil in the first slot, and random play in the others
     code = Blueprint.LORA if cfg.task.host == "transformer" else Blueprint.CONV_LIGHT
     blueprint = torch.full((ENVS, len(cfg.slots)), Blueprint.NONE)
@@ -190,8 +190,8 @@ def test_a_draw_is_of_seed_round_env_and_name() -> None:
 def test_a_rank_takes_the_values_of_its_own_envs() -> None:
     cfg = changed(images("net"), LISTS | WORDS)
     built = build_world(cfg, CPU)
-    sizes = built.sizes._replace(num_envs=1)
-    world = World(built.rules, built.data, sizes, cfg.data, cfg.seed, reduction=SingleEnv(1, ENVS))
+    rules = built.rules._replace(setup=built.setup._replace(num_envs=1))
+    world = World(rules, built.data, cfg.seed, reduction=SingleEnv(1, ENVS))
     assert world.settings["task.host_lr"] == [0.3, 0.1, 0.3]
     assert world.settings[DATA_NAME] == ["synthetic", "fashion32", "synthetic"]
     assert world.settings[REWARD_MODE] == ["net", "shaped", "loss"]
@@ -257,7 +257,7 @@ def test_net_takes_at_the_end_what_final_tables_call_rent() -> None:
     rents = world.final_rents(paid.parameters, paid.train_flop, paid.settings)
     assert taken == pytest.approx(rents)
     steps = [6, 4, 5]
-    spent = [world.flop.host * world.sizes.train_samples * count for count in steps]
+    spent = [world.flop.host * world.setup.train_samples * count for count in steps]
     assert all(one > host for one, host in zip(paid.train_flop, spent, strict=True))
     without = world.final_rents(paid.parameters, spent, paid.settings)
     dear = [rent - other for rent, other in zip(rents, without, strict=True)]
@@ -268,7 +268,7 @@ def test_net_takes_at_the_end_what_final_tables_call_rent() -> None:
 def test_final_tables_price_the_training_of_episodes_as_long_as_all_envs_have_them() -> None:
     prices = {"reward.rent_weight": 0, "reward.flop_weight": 1, "early_stop.length": 4}
     world = build_world(changed(images("net"), prices), CPU)
-    host = world.flop.host * world.sizes.train_samples
+    host = world.flop.host * world.setup.train_samples
     hosts = [float(world.rules.reward.counts.host)] * 2
     assert world.final_rents(hosts, [4 * host, 8 * host], {}) == pytest.approx([0, math.log(2)])
 

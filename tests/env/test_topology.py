@@ -55,7 +55,7 @@ def plain_loop(world: World, env: int) -> BaselineEnv:
             continue
         loop.plants[slot] = Plant(make_seed(blueprint, spec.channels, blend), Gate(spec.channels))
         row = world.weights["seeds", spec.name, "params"][env]
-        layout = pools.row_layout(world.rules.nets.shape, slot)
+        layout = pools.row_layout(world.rules.setup.shape, slot)
         loop.plants[slot].seed.load_flat(row[: loop.plants[slot].seed.num_parameters()])
         loop.plants[slot].gate.load_flat(row[layout.seed : layout.seed + layout.gate])
         seed = loop.machines[slot].seed

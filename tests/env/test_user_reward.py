@@ -14,9 +14,8 @@ from esper_soa.env.step import EnvRules, apply_action
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.state import STATE_FLOAT
 from esper_soa.system.errors import SettingError
-from esper_soa.training.loop.build import build_rules
 from esper_soa.training.results.metrics import MetricsAccumulator
-from tests.builders.tiny_world import CPU, play_state, tiny_rules, tiny_settings
+from tests.builders.tiny_world import CPU, play_state, rules_from, tiny_rules, tiny_settings
 
 HERE = "parts_of_users"
 NUM_ENVS = 4
@@ -115,7 +114,7 @@ def test_what_is_no_reward_is_refused_while_building(name: str, given: str) -> N
     mode = f"{HERE}:{name}"
     cfg = replace(tiny_settings(2, 2, 5), reward=RewardConfig(mode=given.format(mode)))
     with pytest.raises(SettingError) as error:
-        build_rules(cfg, CPU)
+        rules_from(cfg, CPU)
     told = f"reward.mode={mode}: must be {FAULTS[name]}"
     assert str(error.value)[: len(told) if told[-1] != "." else None] == told
 
@@ -130,7 +129,7 @@ def test_an_own_reward_has_no_drip() -> None:
 
 def test_rewards_of_several_users_are_told_under_all_their_names() -> None:
     reward = RewardConfig(mode=f"[net,{HERE}:parts,{HERE}:gain]")
-    rules = build_rules(replace(tiny_settings(4, 2, 5), reward=reward), CPU)
+    rules = rules_from(replace(tiny_settings(4, 2, 5), reward=reward), CPU)
     assert rules.reward.user_name == "parts+gain"
 
 

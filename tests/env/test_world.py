@@ -68,7 +68,7 @@ def test_an_env_step_has_the_work_of_the_settings(world: World) -> None:
     assert labels.shape == (BATCH, ENVS)
     assert images.dtype == world.dtype == torch.float32
     assert world.validation.order.shape[-1] == TEST
-    assert (world.sizes.train_samples, world.sizes.val_samples) == (TRAIN, TEST)
+    assert (world.setup.train_samples, world.setup.val_samples) == (TRAIN, TEST)
 
 
 def test_env_steps_go_through_all_images_before_any_comes_again(world: World) -> None:
@@ -190,7 +190,7 @@ def test_a_split_pass_gives_every_image_to_one_env_and_is_drawn_anew_at_every_en
 ):
     world = build_world(settings(split=True), CPU, seed=7)
     # 16 images: 2 batches of 2 for each of 3
-    assert (world.sizes.train_samples, world.work(0).num_batches) == (4, 2)
+    assert (world.setup.train_samples, world.work(0).num_batches) == (4, 2)
     orders = []
     for round_number in (0, 1):
         world.start_round(round_number)

@@ -56,7 +56,7 @@ def test_every_kind_of_seed_in_every_stage_and_slot_is_the_network_of_the_engine
 def test_parameters_are_those_of_the_state_less_the_seeds_that_the_host_does_not_feel(
     plain: Measured,
 ) -> None:
-    counts = parameter_table(plain.world.rules.nets.shape, torch.device("cpu"))
+    counts = parameter_table(plain.world.rules.setup.shape, torch.device("cpu"))
     felt = plain.slots.replace(
         stage=torch.where(plain.slots.stage == Stage.TRAINING, Stage.EMPTY, plain.slots.stage)
     )

@@ -10,8 +10,9 @@ from rich.console import Console
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.check_device import check_device, engine_table, memory_table
+from esper_soa.nets.needs import PASSED, UPDATED, Need
 from esper_soa.nets.trial import TrialResult
-from esper_soa.runtime.memory import PASSED, UPDATED, Need
+from esper_soa.training.loop.build import make_setup
 from tests.builders.program import finished
 from tests.builders.tiny_world import tiny_settings
 
@@ -34,7 +35,7 @@ def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
         TrialResult("triton", "no GPU"),
     ]
     console = Console(file=io.StringIO(), width=140)
-    console.print(engine_table(rows, TrainConfig()))
+    console.print(engine_table(rows, make_setup(TrainConfig(), torch.device("cpu"))))
     assert [line.rstrip() for line in printed(console).splitlines()] == [
         "engines at N=8 B=32 T=256 V=256, cifar_baseline",
         "",
@@ -67,7 +68,7 @@ def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
 
 def test_every_task_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = [TrialResult("torch", "", 0.0, 0.025, 2**20)]
-    monkeypatch.setattr("esper_soa.lab.check_device.probe_engines", lambda trial: engines)
+    monkeypatch.setattr("esper_soa.lab.check_device.probe_engines", lambda *_: engines)
     tasks = "tasks=[cifar_impaired,'cifar_minimal envs=3']"
     console = Console(file=io.StringIO(), width=140)
     check_device(compose_settings("smoke", ["device=cpu", "envs=2", tasks]), console)
@@ -81,11 +82,10 @@ def test_every_task_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_needed_at_other_times_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"": 3, PASSED: 5, UPDATED: 4}
     parts = [Need(f"part{size}", size * 2**20, (), during) for during, size in sizes.items()]
-    monkeypatch.setattr("esper_soa.lab.check_device.needs", lambda cfg, device: parts)
     console = Console(file=io.StringIO(), width=140)
     for free in (None, 3 * 2**29):
         monkeypatch.setattr("esper_soa.lab.check_device.free_memory", lambda _, free=free: free)
-        console.print(memory_table(TrainConfig(), torch.device("cpu")))
+        console.print(memory_table(parts, torch.device("cpu")))
     table = ["memory, at least", "part5 5.0 MiB", "part4 4.0 MiB", "part3 3.0 MiB"]
     table.append("together, as far as at the same time 8.0 MiB")
     assert rows_of(console) == [*table, "free on cpu unknown", *table, "free on cpu 1.5 GiB"]

@@ -46,7 +46,7 @@ ONE_SEED = seeds_where([[1]] * 3, Stage.TRAINING, Blueprint.CONV_LIGHT, Blend.AD
 def test_an_overflow_in_any_batch_undoes_the_whole_step() -> None:
     """Statistics of the batches before it included; the scale of that network alone is halved."""
     world = made(3)
-    nets = world.rules.nets._replace(accumulate=3, precision=torch.float16)
+    nets = world.rules.setup._replace(accumulate=3, precision=torch.float16)
     add_loss_scales_(world.weights)
     reset_loss_scales_(world.weights)
     world.weights["loss_scale"][1] = torch.finfo(torch.float32).max
@@ -76,7 +76,7 @@ def test_two_equal_batches_to_a_step_are_as_one() -> None:
     order = feed.draw.order[:, :6].repeat(1, 2)
     again = feed._replace(draw=feed.draw._replace(order=order, augment=False))
     alpha = torch.zeros(3, 1)
-    nets = world.rules.nets
+    nets = world.rules.setup
     TorchEngine().train_(nets._replace(accumulate=2), twice, alpha, ONE_SEED, again, 2)
     TorchEngine().train_(nets, once, alpha, ONE_SEED, again, 1)
     for name in ("params", "momentum"):

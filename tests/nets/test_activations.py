@@ -9,12 +9,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig
+from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import MOST_INDEXED, activation_elements, host_shape
-from esper_soa.nets.trial import Trial, Workload
-from esper_soa.training.loop.build import trial_of
+from esper_soa.nets.setup import Setup
+from esper_soa.nets.trial import Workload
+from esper_soa.training.loop.build import make_setup
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 from tests.builders.tiny_world import CPU, play_state, seeds_where, tiny_rules, tiny_settings
 
@@ -54,12 +56,12 @@ def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
     assert shape_of(TaskConfig(), ["r0c0", "r0c1", "r0c2"], 8) == 2 * 8 * 32 * 32
 
 
-def grown_alike(trial: Trial, blueprint: int) -> Workload:
+def grown_alike(setup: Setup, blueprint: int) -> Workload:
     """Networks with blending seeds of one kind in all slots."""
-    workload = Workload(trial)
+    workload = Workload(setup, synthetic)
     full = np.ones(workload.seeds.running.shape, dtype=bool)
     workload.seeds = seeds_where(full, Stage.BLENDING, blueprint, Blend.ADD)
-    workload.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=trial.device)
+    workload.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=setup.device)
     return workload
 
 
@@ -69,10 +71,10 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     cfg.task = TaskConfig()
     cfg.compute = ComputeConfig(workers=1)
     cfg.batch_size = cfg.train_samples = batch_size
-    trial = trial_of(cfg, CPU)
-    workload = grown_alike(trial, Blueprint.CONV_LIGHT)
+    setup = make_setup(cfg, CPU)
+    workload = grown_alike(setup, Blueprint.CONV_LIGHT)
     training, validation = workload.training, workload.validation
-    nets = trial.nets._replace(env_chunk=4)
+    nets = setup._replace(env_chunk=4)
     given = (nets, workload.weights, workload.alpha, workload.seeds)
     with Largest() as trained:
         TorchEngine().train_(*given, training, 1)
@@ -89,12 +91,12 @@ MANY = 65_536
 
 def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_its_bound() -> None:
     words = ["task=cifar_minimal", f"envs={MANY}", "slots=[r0c0,r0c1]", "data=synthetic"]
-    trial = trial_of(compose_settings("", words), META)
-    assert trial.nets.env_chunk < MANY
+    setup = make_setup(compose_settings("", words), META)
+    assert setup.env_chunk < MANY
     with Largest() as made:
-        workload = grown_alike(trial, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
+        workload = grown_alike(setup, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
         training, validation = workload.training, workload.validation
-        given = (trial.nets, workload.weights, workload.alpha, workload.seeds)
+        given = (setup, workload.weights, workload.alpha, workload.seeds)
         report = TorchEngine().train_(*given, training, 1)
         tested = TorchEngine().validate(*given, validation)
     assert report.loss.shape == (MANY,)

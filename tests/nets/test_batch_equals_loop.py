@@ -218,7 +218,7 @@ def test_the_golden_life_is_felt_by_its_host_from_the_stage_that_the_topology_sa
     for step in range(1, 20):
         alone = copy.deepcopy(envs)
         alone.rules = alone.rules._replace(
-            nets=alone.rules.nets._replace(detached_stages=RUNNING_STAGES)
+            setup=alone.rules.setup._replace(detached_stages=RUNNING_STAGES)
         )
         slots = envs.state.slots
         story.append((slots.stage[0, 0].item(), round(slots.alpha[0, 0].item(), 9)))
@@ -287,7 +287,7 @@ def test_in_single_precision_the_size_of_a_chunk_costs_rounding_alone():
     begun.play(9)
     together, alone = (copy.deepcopy(begun) for _ in range(2))
     for envs, chunk in ((together, len(IDS)), (alone, 1)):
-        envs.rules = envs.rules._replace(nets=envs.rules.nets._replace(env_chunk=chunk))
+        envs.rules = envs.rules._replace(setup=envs.rules.setup._replace(env_chunk=chunk))
     ours, theirs = (envs.measure() for envs in (together, alone))
     for name in ("train_loss", "val_loss"):
         torch.testing.assert_close(ours.get(name), theirs.get(name), rtol=1e-5, atol=0)

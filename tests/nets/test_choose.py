@@ -12,12 +12,13 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.nets.choose import ENGINES, choose_engine, fastest_engine
+from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.cpu import library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.system.errors import SettingError
-from esper_soa.training.loop.build import build_world, trial_of
+from esper_soa.training.loop.build import build_world, make_setup
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round
 from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
@@ -27,7 +28,7 @@ SINGLE_PROCESS = "native kernels are for float32 on a CPU, not"
 
 def engine(device: torch.device = CPU, **compute: str) -> Engine:
     cfg = TrainConfig(slots=["r0c0"], compute=ComputeConfig(**compute))
-    return choose_engine(cfg.compute.engine, trial_of(cfg, device))
+    return choose_engine(make_setup(cfg, device), synthetic)
 
 
 @pytest.mark.usefixtures("native")
@@ -80,22 +81,21 @@ def test_what_cannot_run_is_refused_by_its_setting(
 
 @pytest.mark.parametrize("name", ["native", "triton"])
 def test_samples_and_optimizers_that_the_kernels_lack_are_named(name: str) -> None:
-    given = trial_of(TrainConfig(slots=["r0c0"]), CPU)
-    adamw = replace(given.nets.task, optimizer="adamw")
+    given = make_setup(TrainConfig(slots=["r0c0"]), CPU)
+    adamw = replace(given.task, optimizer="adamw")
     plots = given.spec._replace(cuts=frozenset(), name="plots")
     several = given.spec._replace(num_targets=2)
-    for trial, lack in (
+    for setup, lack in (
         (given._replace(spec=plots), "cut crops of images, not of plots"),
         (given._replace(spec=several), "take one label per sample, not the 2 of images"),
-        (
-            given._replace(nets=given.nets._replace(task=adamw)),
-            "have sgd, not task.optimizer=adamw",
-        ),
+        (given._replace(task=adamw), "have sgd, not task.optimizer=adamw"),
     ):
         why = f"the kernels {lack}"
         before = "plain torch, slower: no native kernels, " if name == "native" else ""
-        assert ENGINES[name].obstacle(trial) == f"{before}{why}"
-        assert fastest_engine(trial) == EngineChoice(False, f"plain torch: {why}", name="torch")
+        assert ENGINES[name].obstacle(setup, None) == f"{before}{why}"
+        assert fastest_engine(setup, synthetic) == EngineChoice(
+            False, f"plain torch: {why}", name="torch"
+        )
 
 
 # --- two at once

@@ -26,7 +26,7 @@ from esper_soa.nets.graphs import (
     captured_call,
     copy_all_,
 )
-from esper_soa.runtime.replay import GRADIENTS, POLICY, REPLAYED_PARTS, STATE, choose_replay
+from esper_soa.runtime.compilation import GRADIENTS, POLICY, REPLAYED_PARTS, STATE, choose_replay
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
 from esper_soa.training.loop import build
@@ -235,7 +235,7 @@ def learning() -> TrainConfig:
 def test_a_run_keeps_the_steps_of_what_is_replayed(
     part: str, happened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "choose_replay", lambda *_: Replay((part,)))
+    monkeypatch.setattr(build, "choose_replay", lambda *_, **__: Replay((part,)))
     cfg = learning()
     world = build_world(cfg, CPU)
     player = build_player(cfg, world)

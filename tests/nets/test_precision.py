@@ -31,7 +31,7 @@ IDS = list(range(5))
 def envs_in(dtype: torch.dtype) -> StackedEnvs:
     """Five envs with seeds of all kinds whose hosts compute in `dtype`."""
     envs = StackedEnvs(Setting(dtype=torch.float32), IDS)
-    envs.rules = envs.rules._replace(nets=envs.rules.nets._replace(precision=dtype))
+    envs.rules = envs.rules._replace(setup=envs.rules.setup._replace(precision=dtype))
     if dtype == torch.float16:
         add_loss_scales_(envs.weights)
         precision.reset_loss_scales_(envs.weights)
@@ -133,9 +133,9 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
     cfg = tiny_settings(3, 2, 5)
     cfg.compute = ComputeConfig(workers=1, precision="bfloat16")
     world = build_world(cfg, CPU)
-    assert world.rules.nets.precision == torch.bfloat16
+    assert world.rules.setup.precision == torch.bfloat16
     assert SCALE_KEY not in world.weights
-    slots = world.rules.nets.shape.slots
+    slots = world.rules.setup.shape.slots
     network = NetworkConfig(hidden=32, features=32)
     policy = RecurrentPolicy(PolicyConfig(network=network), slots, seed=0)
     learner = Learner(policy, PPOConfig(minibatches=1, epochs=1), 1, seed=0)

@@ -11,18 +11,19 @@ from tensordict import TensorDict
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import trial as trials
 from esper_soa.nets.choose import probe_engines, select_engine
-from esper_soa.nets.engine import NetsConfig, TrainReport, ValidationReport
+from esper_soa.nets.data.datasets import synthetic
+from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import rules_of
 from esper_soa.nets.trial import (
-    Trial,
     TrialResult,
     distances,
     extrapolate,
     mixture,
     try_engines,
 )
-from esper_soa.training.loop.build import trial_of
+from esper_soa.training.loop.build import make_setup
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend, Stage
 from tests.builders.tiny_world import CPU, tiny_settings
 
@@ -33,21 +34,20 @@ def _few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "PASSES", trials.TIMED)
 
 
-def trial(envs: int = 3) -> Trial:
+def setup(envs: int = 3) -> Setup:
     cfg = tiny_settings(envs, 3, 4)
     cfg.compute = ComputeConfig(workers=1)
-    return trial_of(cfg, CPU)
+    return make_setup(cfg, CPU)
 
 
-def in_precision(precision: torch.dtype) -> Trial:
-    given = trial()
-    return given._replace(nets=given.nets._replace(precision=precision))
+def in_precision(precision: torch.dtype) -> Setup:
+    return setup()._replace(precision=precision)
 
 
 class Faster(TorchEngine):
     """Learns at twice the rate."""
 
-    def train_(self, nets: NetsConfig, *given: object) -> TrainReport:
+    def train_(self, nets: Setup, *given: object) -> TrainReport:
         return super().train_(nets, *given, rules_of(nets.task, 2.0))  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ class Shuffled(TorchEngine):
 
 @pytest.mark.usefixtures("native")
 def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
-    found = {one.name: one for one in probe_engines(trial(12))}
+    found = {one.name: one for one in probe_engines(setup(12), synthetic)}
     assert list(found) == ["native", "torch"]
     assert not any(one.dropped for one in found.values())
     assert found["torch"].error == 0
@@ -107,7 +107,7 @@ def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
 )
 def test_an_engine_unlike_torch_is_dropped_with_why(engine: type[TorchEngine], reason: str) -> None:
     given = {"other": engine, "torch": TorchEngine}
-    first, second = try_engines(trial(), TorchEngine, "torch", given)
+    first, second = try_engines(setup(), synthetic, TorchEngine, "torch", given)
     assert (first.name, first.dropped) == ("torch", "")
     assert second.name == "other"
     assert reason in second.dropped
@@ -119,7 +119,7 @@ class Full(TorchEngine):
 
     most = 2
 
-    def train_(self, nets: NetsConfig, weights: TensorDict, *given: object) -> TrainReport:
+    def train_(self, nets: Setup, weights: TensorDict, *given: object) -> TrainReport:
         if len(weights) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return super().train_(nets, weights, *given)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ class Fuller(Full):
 
 def test_where_torch_in_float32_has_no_room_for_all_envs_the_first_of_them_tell() -> None:
     given = {"torch": Full, "wrong": Faster, "same": TorchEngine}
-    plain, wrong, same = try_engines(trial(9), Full, "torch", given)
+    plain, wrong, same = try_engines(setup(9), synthetic, Full, "torch", given)
     assert plain.dropped == "it fails with OutOfMemoryError: CUDA out of memory"
     assert "momentum is " in wrong.dropped
     assert same.dropped == ""
@@ -139,7 +139,7 @@ def test_where_torch_in_float32_has_no_room_for_all_envs_the_first_of_them_tell(
 
 
 def test_where_torch_in_float32_has_no_room_at_all_nothing_is_believed() -> None:
-    (result,) = try_engines(trial(2), Fuller, "same", {"same": TorchEngine})
+    (result,) = try_engines(setup(2), synthetic, Fuller, "same", {"same": TorchEngine})
     assert result.dropped == (
         "torch in float32, which says what is right, does not run: it fails with OutOfMemoryError: "
         "CUDA out of memory"
@@ -155,13 +155,13 @@ def test_what_a_pass_costs_beside_its_batches_is_counted_once() -> None:
 
 def test_an_interrupt_is_no_verdict() -> None:
     with pytest.raises(KeyboardInterrupt):
-        try_engines(trial(), TorchEngine, "torch", {"torch": Stopped})
+        try_engines(setup(), synthetic, TorchEngine, "torch", {"torch": Stopped})
 
 
 def test_all_precisions_are_measured_against_float32() -> None:
     for precision in (torch.bfloat16, torch.float16):
         given = {"torch": TorchEngine, "same": TorchEngine}
-        plain, other = try_engines(in_precision(precision), TorchEngine, "torch", given)
+        plain, other = try_engines(in_precision(precision), synthetic, TorchEngine, "torch", given)
         assert 1e-4 < plain.error < 2
         assert (other.dropped, other.error) == ("", plain.error)
 
@@ -173,7 +173,7 @@ def test_a_network_of_small_numbers_is_judged_by_a_tenth_of_what_others_have() -
 
 
 def test_the_seeds_are_of_all_kinds_in_all_states() -> None:
-    seeds = mixture(trial(64))
+    seeds = mixture(setup(64))
     assert set(seeds.stage[seeds.running]) == set(RUNNING_STAGES)
     assert set(seeds.blueprint[seeds.running]) == set(CNN_BLUEPRINTS)
     assert set(seeds.blend.flatten()) == {Blend.ADD, Blend.MULTIPLY, Blend.GATE}

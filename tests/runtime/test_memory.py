@@ -16,20 +16,16 @@ from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.observation import feature_names
-from esper_soa.nets.data.datasets import SampleCount
+from esper_soa.nets.data.batches import SampleCount
 from esper_soa.nets.data.orders import MAX_STORED
 from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.needs import BUILT, GIB, PASSED, UPDATED, Need, at_once
 from esper_soa.nets.seeds.pools import allocate
 from esper_soa.nets.seeds.snapshot import add_snapshot_
+from esper_soa.nets.setup import Setup
 from esper_soa.runtime import memory
 from esper_soa.runtime.memory import (
-    BUILT,
-    GIB,
     LEARNED,
-    PASSED,
-    UPDATED,
-    Need,
-    at_once,
     check_room,
     free_memory,
     memory_errors,
@@ -37,8 +33,11 @@ from esper_soa.runtime.memory import (
     needs,
 )
 from esper_soa.system.errors import RunMemoryError, SettingError, UserError
+from esper_soa.training.loop.build import make_setup
 
 CPU = torch.device("cpu")
+NOTHING = SampleCount(0, 0)
+SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "compute.engine=torch")
 
 
 def test_the_weights_are_counted_as_they_are_allocated() -> None:
@@ -49,8 +48,19 @@ def test_the_weights_are_counted_as_they_are_allocated() -> None:
     assert sizes(cfg)["weights"] == pytest.approx(4 * numbers, rel=0.02)
 
 
+def needs_of(
+    cfg: TrainConfig, device: torch.device = CPU, unread: SampleCount = NOTHING
+) -> list[Need]:
+    setup = make_setup(cfg, device, loaded=True)._replace(unread=unread)
+    return needs(setup, cfg.policy)
+
+
+def check(cfg: TrainConfig, processes: int = 1) -> None:
+    check_room(make_setup(cfg, CPU)._replace(processes=processes), cfg.policy)
+
+
 def sizes(cfg: TrainConfig) -> dict[str, int]:
-    return {need.what: need.size for need in needs(cfg, CPU)}
+    return {need.what: need.size for need in needs_of(cfg)}
 
 
 def test_every_part_is_counted_by_hand() -> None:
@@ -100,7 +110,7 @@ def test_every_part_is_counted_by_hand() -> None:
         (compute, CPU, {activations(3), *copies}),
         (on_gpu, torch.device("meta"), {activations(3)}),
     ):
-        parts = needs(replace(cfg, compute=asked), device, SampleCount(100, 30))
+        parts = needs_of(replace(cfg, compute=asked), device, SampleCount(100, 30))
         assert {*parts} == lasting | found
     assert "the policy" not in sizes(replace(cfg, policy=PolicyConfig(name="wait")))
 
@@ -146,12 +156,12 @@ def test_the_machine_or_its_container_says_what_is_free(
 def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def parts(cfg: TrainConfig, *_: object) -> list[Need]:
+    def parts(setup: Setup, *_: object) -> list[Need]:
         steps = Need("a rollout", 2 * GIB, ("steps", "envs"))
         sizes = "batch_size", "compute.env_chunk", "envs"
         return [
             steps,
-            Need("weights", 3 * GIB * cfg.envs, sizes),
+            Need("weights", 3 * GIB * setup.num_envs, sizes),
             Need("c", GIB, ()),
             Need("d", 1, ()),
         ]
@@ -160,22 +170,22 @@ def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
     monkeypatch.setattr(memory, "free_memory", lambda device: 10 * GIB)
     cfg = TrainConfig(envs=3, compute=ComputeConfig(env_chunk=1))
     with pytest.raises(SettingError) as caught:
-        check_room(cfg, CPU)
+        check(cfg)
     assert str(caught.value) == (
         "batch_size=32: must be so small that cpu holds the run. It needs at least 12.0 GiB (9.0 "
         "for weights, 2.0 for a rollout, 1.0 for c), and 10.0 GiB are free. Lower batch_size or "
         "envs. At most 2 envs can fit."
     )
-    check_room(replace(cfg, envs=2), CPU)
+    check(replace(cfg, envs=2))
     told = (
         r"^batch_size=32: must be so small that cpu holds the run\. It needs at least 12\.0 GiB "
         r"\(9\.0 for weights, 2\.0 for a rollout, 1\.0 for c\), and 2\.0 GiB are free\. Lower "
         r"batch_size or envs\.$"
     )
     with pytest.raises(SettingError, match=told):
-        check_room(cfg, CPU, processes=5)
+        check(cfg, processes=5)
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
-    check_room(cfg, CPU)
+    check(cfg)
 
 
 def with_network(slots: list[str], **network: int) -> TrainConfig:
@@ -215,7 +225,7 @@ def test_samples_and_their_order_are_counted_unless_it_is_looked_up_or_split() -
         (split, 1000, drawn),
         (replace(cfg, data=DataConfig("[fashion32,synthetic]")), 1000, drawn + 4 * 2 * 1000),
     ):
-        found = {need.what: need.size for need in needs(asked, CPU, SampleCount(train, 300))}
+        found = {need.what: need.size for need in needs_of(asked, CPU, SampleCount(train, 300))}
         assert found["the order of the images"] == order
         # bytes of an image, of the same padded and mirrored too, and of a held out one twice
         assert found["the images"] == train * (3072 + 2 * 4800) + 300 * 2 * 3072
@@ -235,10 +245,10 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
     free = free_memory(CPU)
     assert free is not None
     assert GIB // 8 < free < 2**46
-    fits = replace(cfg, envs=most_envs(cfg, CPU, free * 3 // 4))
-    check_room(fits, CPU)
+    fits = replace(cfg, envs=most_envs(make_setup(cfg, CPU), cfg.policy, free * 3 // 4))
+    check(fits)
     with pytest.raises(SettingError, match=f"envs={fits.envs}"):
-        check_room(fits, CPU, processes=2)
+        check(fits, processes=2)
 
 
 SIZES = TransformerConfig(width=8192, layers=960, segments=1)
@@ -264,7 +274,7 @@ def test_what_no_machine_holds_is_refused_at_once_and_says_what_to_lower(
 ) -> None:
     told = rf"^{setting}: must be so small .* GiB are free\. Lower "
     with pytest.raises(SettingError, match=told):
-        check_room(replace(TrainConfig(), **changed), CPU)
+        check(replace(TrainConfig(), **changed))
 
 
 def test_losses_are_counted_by_the_head_within_their_budget() -> None:

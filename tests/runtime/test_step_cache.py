@@ -53,11 +53,10 @@ from esper_soa.runtime.step_cache import (
 from esper_soa.state import Action, same_bits
 from esper_soa.system.caches import open_cache
 from esper_soa.system.signals import Interrupted, signal_handlers
-from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import HEAD_NAMES, Stage
 from tests.builders import warm
 from tests.builders.program import ENVIRONMENT
-from tests.builders.tiny_world import CPU, tiny_rules, tiny_settings
+from tests.builders.tiny_world import CPU, rules_from, tiny_rules, tiny_settings
 
 ENVS = 3
 SHORT = 4  # env-steps of a run that compiles nothing beside itself
@@ -148,8 +147,8 @@ def test_the_key_follows_all_that_kernels_read() -> None:
             for name, costs in (("counts", reward.counts), ("flop", reward.flop))
             for part, value in costs._asdict().items()
         ),
-        build_rules(tiny_settings(4, 2, 6, RewardConfig(mode="[shaped,escrow]")), CPU),
-        build_rules(tiny_settings(4, 2, 6, RewardConfig(mode="[escrow,shaped]")), CPU),
+        rules_from(tiny_settings(4, 2, 6, RewardConfig(mode="[shaped,escrow]")), CPU),
+        rules_from(tiny_settings(4, 2, 6, RewardConfig(mode="[escrow,shaped]")), CPU),
     ]
     assert step_key(tiny_rules(2, 6)) == step_key(rules)
     assert len({step_key(one) for one in (rules, *others)}) == 1 + len(others)
@@ -381,7 +380,7 @@ def test_compiled_kernels_equal_the_eager_ones_to_the_bit(
 ) -> None:
     """Whatever N, number of threads and inputs; a second start finds them."""
     envs = len(REWARD_MODES) + 1
-    rules = build_rules(tiny_settings(envs, 3, 40, reward), CPU)
+    rules = rules_from(tiny_settings(envs, 3, 40, reward), CPU)
     rules = rules._replace(early_stop=EarlyStopConfig(rollbacks=2))
     kernels = stored_kernels(rules, envs, 1, wait=True)
     assert kernels.reason.startswith("compiled ahead of time, equal to the bit: ")

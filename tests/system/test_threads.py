@@ -122,7 +122,7 @@ def test_training_ends_behind_a_batch_where_another_chunk_fails(engine: str) -> 
     none = seeds_where(np.zeros((2, 1)), Stage.EMPTY, 0, Blend.ADD)
     feed = Failing(world.work(0).training)
     alpha = torch.zeros(2, 1, dtype=torch.float64)
-    given = world.rules.nets, world.weights, alpha, none, feed
+    given = world.rules.setup, world.weights, alpha, none, feed
     with pytest.raises(ValueError, match="no batch"):
         world.rules.engine.train_(*given, 2000)
     assert 0 < feed.taken < 2000

@@ -13,41 +13,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 
-from esper_soa.agent.rollout import write_
 from esper_soa.config.nets import IMAGES
-from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_from_yaml, settings_yaml
+from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.env import Observer
 from esper_soa.env.step import EnvRules, StepData
 from esper_soa.env.world import World
-from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
-from esper_soa.nets.data.datasets import count_samples
-from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
-from esper_soa.runtime.memory import at_once, check_room, free_memory, memory_errors, needs
+from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
+from esper_soa.nets.needs import at_once
+from esper_soa.nets.setup import CPU_EVAL_BATCH, lay_out
+from esper_soa.runtime.device import resolve_device
+from esper_soa.runtime.memory import check_room, free_memory, memory_errors, needs
 from esper_soa.runtime.ranks import keep_to_cores
 from esper_soa.system.errors import RunMemoryError, UserError
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import Session, session
-from esper_soa.training.loop.collect import EpisodeRunner, Round
+from esper_soa.training.loop.build import make_setup
 from esper_soa.training.loop.run import Run
 from esper_soa.training.loop.trainer import train_rounds
-from esper_soa.training.results.progress import Progress
 from esper_soa.training.start.launch import check_devices
 
-Result = TypeVar("Result")
 STATUS = Path("/proc/self/status")
 KIB = 1024
-FEW_STEPS = 2  # env-steps that are played where only memory is asked for
 PROBE_SECONDS = 1.5  # for the env-steps of the episode that are played in full
 FEW_SAMPLES = 8  # of training and of validation, in the env-steps that are not played in full
-SPREAD = 96 * 2**20  # bytes between the two numbers of envs that tell what one takes
+MORE_ENVS = 8  # times as many, for which needs are counted too, to tell those of one
 
 
 class ProbeProfile(Observer):
@@ -141,7 +135,7 @@ def cut_for(rules: EnvRules) -> Callable[[World, StepData], StepData]:
     """`few_samples` where kernels train in memory of their own; where torch does, `one_batch`, as
     the heap that env-steps work in grows with their number.
     """
-    images = rules.nets.shape.slots[0].topology == IMAGES
+    images = rules.setup.shape.slots[0].topology == IMAGES
     return few_samples if images and rules.engine.chosen.name == "native" else one_batch
 
 
@@ -157,7 +151,7 @@ def few_samples(world: World, data: StepData) -> StepData:
 def one_batch(world: World, data: StepData) -> StepData:
     """One optimiser step on batches of their size, which takes the memory of all."""
     validation = data.validation.first(CPU_EVAL_BATCH)
-    return data._replace(num_batches=world.rules.nets.accumulate, validation=validation)
+    return data._replace(num_batches=world.setup.accumulate, validation=validation)
 
 
 def main() -> None:
@@ -168,7 +162,7 @@ def main() -> None:
     keep_to_cores(rank, ranks)
     try:
         cfg = settings_in(folder / SETTINGS)
-        counted = count_memory(cfg, folder / f"envs_{rank}", rank, ranks=ranks)
+        counted = count_memory(cfg, rank, ranks)
         own = replace(cfg, device=str(resolve_device(cfg.device, rank)))
         result = round_of(own, RunFolder(folder / f"{rank}"), PROBE_SECONDS, program=program)
         print(json.dumps(result._asdict() | counted))
@@ -239,97 +233,15 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     )
 
 
-def count_memory(cfg: TrainConfig, folder: Path, rank: int, ranks: int) -> dict[str, float]:
-    """`least` and `per_env` of a ProbeResult; UserError where the run is refused.
-
-    per_env: what the process has at most with few and with many envs, each in a fork, so that
-    neither works in memory that another has left; at least what is counted.
-    """
-    least, few, many, counted = result_of_fork(partial(room_of, cfg, rank, ranks))
-    folder.mkdir()
-    small, large = (
-        result_of_fork(partial(peak_memory, replace(cfg, envs=envs), rank, folder / f"{envs}"))
-        for envs in (few, many)
-    )
-    return {"least": least, "per_env": max(counted, (large - small) / (many - few))}
-
-
-def result_of_fork(call: Callable[[], Result]) -> Result:
-    """What `call` returns in a fork of this process, which leaves nothing behind in the memory that
-    is measured next. UserError where a signal ends the fork, or `call` raises one.
-
-    This process starts no thread for it, as pools of processes do: glibc would hand the heap of
-    that thread to workers of the run, which then take more memory than they do without a plan.
-    """
-    context = get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    fork = context.Process(target=_send_result, args=(theirs, call))
-    fork.start()
-    theirs.close()
-    try:
-        result: Result | UserError = ours.recv()
-    except EOFError:
-        result = UserError(ENDED)
-    fork.join()
-    assert (fork.exitcode or 0) <= 0, "its error is printed"
-    if isinstance(result, UserError):
-        raise result
-    return result
-
-
-def _send_result(connection: Connection, call: Callable[[], object]) -> None:
-    try:
-        connection.send(call())
-    except (UserError, RunMemoryError) as error:
-        connection.send(UserError(str(error)))
-
-
-def room_of(cfg: TrainConfig, rank: int, ranks: int) -> tuple[int, int, int, float]:
-    """Bytes that the run needs at least, `numbers_of_envs`, and bytes that one env between them
-    needs at least; UserError where there is no room.
-
-    In a fork, as it may ask a GPU, which forks could not do behind it.
-    """
+def count_memory(cfg: TrainConfig, rank: int, ranks: int) -> dict[str, float]:
+    """`least` and `per_env` of a ProbeResult; UserError where the run is refused."""
     device = resolve_device(cfg.device, rank)
-    processes = ranks if device.type == "cpu" else 1
     check_devices(cfg, ranks)
-    check_room(cfg, device, count_samples(cfg.data), processes=processes)
-    few, many = numbers_of_envs(cfg, device, processes)
-    small, least, large = (
-        at_once(needs(replace(cfg, envs=envs), device)) for envs in (few, cfg.envs, many)
-    )
-    return least, few, many, (large - small) / (many - few)
-
-
-def numbers_of_envs(cfg: TrainConfig, device: torch.device, processes: int) -> tuple[int, int]:
-    """Two numbers of envs, SPREAD bytes apart at least, as far as there is room for `processes`."""
-    small, large = (at_once(needs(replace(cfg, envs=envs), device)) for envs in (64, 128))
-    free = free_memory(device)
-    spread = SPREAD if free is None else min(SPREAD, free // (8 * processes))
-    least = cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1
-    few = max(least, int(spread / ((large - small) / 64)) // 2)
-    return few, min(MAX_ENVS, 3 * few)
-
-
-def peak_memory(cfg: TrainConfig, rank: int, folder: Path) -> int:
-    """Bytes at most, of the GPU where there is one: a few env-steps and an update."""
-    own = replace(cfg, device=str(resolve_device(cfg.device, rank)))
-    own.policy.ppo.epochs = 1
-    with run_at_start(own, RunFolder(folder)) as (run_session, job):
-        (task,) = job.tasks.values()
-        pace = ProbeProfile(0.0, own.steps, job.device, cut=partial(one_batch, task.world))
-        pace.next_full = own.steps
-        request = Round(0, Progress(1, run_session.console, "off"), "", profile=pace)
-        episode = EpisodeRunner(task.world, task.player, request)
-        for _ in range(min(FEW_STEPS, own.steps)):
-            episode.step_()
-        rollout = episode.rollout
-        learner = job.learner
-        if rollout is not None and learner is not None:
-            for place in range(FEW_STEPS, own.steps):
-                write_(rollout, place, rollout.rows[0])
-            learner.update(rollout)
-        return _on_device(job.device) or _memory("VmHWM")
+    setup = make_setup(cfg, device)._replace(processes=ranks if device.type == "cpu" else 1)
+    check_room(setup, cfg.policy)
+    more = lay_out(setup, MORE_ENVS * setup.num_envs)
+    least, larger = (at_once(needs(part, cfg.policy)) for part in (setup, more))
+    return {"least": least, "per_env": (larger - least) / (more.num_envs - setup.num_envs)}
 
 
 def _memory(name: str) -> int:

@@ -109,12 +109,12 @@ def ended(numbers: np.ndarray) -> np.ndarray:
 
 def legend_of(world: World, learns: bool) -> Legend:
     """The legend of the tables of a world's runs; learns: whether its policy does."""
-    shape = world.rules.nets.shape
+    shape = world.setup.shape
     return Legend(
         slots=tuple(spec.name for spec in shape.slots),
         blueprints=names_by_code(shape.blueprints),
         parameters=_cost(world.rules.reward.counts, 1),
-        train_flop=_cost(world.flop, world.sizes.train_samples),
+        train_flop=_cost(world.flop, world.setup.train_samples),
         learns=learns,
         sampled_shapley=world.rules.shapley_orders is not None,
     )

@@ -59,6 +59,13 @@ class SampleSpec(NamedTuple):
         return prod(self.shape)
 
 
+class SampleCount(NamedTuple):
+    """How many samples there are."""
+
+    train: int  # with those that are set aside from them for validation
+    others: int  # test samples, and those of a validation part
+
+
 class BatchSource(Protocol):
     """D training samples, validation and test samples on one device.
 

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from esper_soa.config.nets import NPZ, DataConfig
 from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import DATASET, find, is_reference
-from esper_soa.nets.data.batches import BatchSource, SampleSpec
+from esper_soa.nets.data.batches import BatchSource, SampleCount, SampleSpec
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, join_sets, set_aside
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.data.text import load_text, text_spec
@@ -32,13 +32,6 @@ SYNTHETIC_SEED = 20
 SUBSET_WORDS = "a subset"  # begins the sentence on a set that is not whole
 SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, as a share of white
 SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as a share of white
-
-
-class SampleCount(NamedTuple):
-    """How many samples there are."""
-
-    train: int  # with those that are set aside from them for validation
-    others: int  # test samples, and those of a validation part
 
 
 def sample_spec(cfg: DataConfig) -> SampleSpec:

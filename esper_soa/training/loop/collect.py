@@ -59,14 +59,14 @@ class EpisodeRunner:
         self.progress = request.progress
         self.label = request.label
         self.profile = request.profile
-        num_envs = world.sizes.num_envs
+        num_envs = world.setup.num_envs
         self.env.begin_(request.number, request.topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         teacher = player.teacher
         fresh = () if teacher is None else teacher.start(num_envs, world.device)
         self.fresh_teacher = self.teacher_memory = fresh
         self.metrics = MetricsAccumulator(
-            world.rules, num_envs, world.sizes.train_samples, kernels=world.kernels
+            world.rules, num_envs, world.setup.train_samples, kernels=world.kernels
         )
         self.rollout = rollout_of(world, player)
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
@@ -161,11 +161,11 @@ def play_round(world: World, player: Player, request: Round) -> tuple[RoundResul
 def rollout_of(world: World, player: Player) -> Rollout | None:
     if player.learner is None:
         return None
-    shape = world.rules.nets.shape
+    shape = world.setup.shape
     names = tuple(spec.name for spec in shape.slots)
     rollout = new_rollout(
         world.rules.max_steps,
-        world.sizes.num_envs,
+        world.setup.num_envs,
         len(names),
         num_features=len(feature_names(names, world.rules.observed)),
         device=world.device,

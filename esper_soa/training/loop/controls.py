@@ -56,7 +56,9 @@ def play_control(
         wide = _widened(cfg, sum(grown.parameters) / len(grown.parameters))
         world = build_world(wide, world.device, world.seed, data=world.data, ranks=ranks)
     else:
-        player = Player(rule_player(cfg, name, "control"), None)
+        player = Player(
+            rule_player(name, "control", cfg.policy, setup=world.setup, seed=cfg.seed), None
+        )
     with closing(record(world)) as recorder:
         result, _ = play_round(world, player, request._replace(recorder=recorder))
     return with_test(world, result)

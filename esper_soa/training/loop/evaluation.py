@@ -70,11 +70,11 @@ class Verdict(NamedTuple):
 def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: SavedRun) -> Agent:
     """The policy `name`; ppo is the learned one. Raises UserError where there is none."""
     if name != "ppo":
-        return rule_player(cfg, name, "policies")
+        return rule_player(name, "policies", cfg.policy, setup=world.setup, seed=cfg.seed)
     if checkpoint_run.learner is None:
         allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
         raise SettingError("policies", name, allowed, remedy="It has learned nothing.")
-    shape = world.rules.nets.shape
+    shape = world.setup.shape
     policy = RecurrentPolicy(
         cfg.policy, shape.slots, cfg.seed, num_blueprints=num_codes(shape.blueprints)
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import repeat
 from pathlib import Path
 from signal import Signals
 from statistics import fmean
@@ -18,7 +19,7 @@ from esper_soa.training.files.run_folder import rounds_of, write_config, write_v
 from esper_soa.training.files.saved_run import SavedRun
 from esper_soa.training.files.session import Session
 from esper_soa.training.loop import resume
-from esper_soa.training.loop.build import build_worlds, world_facts
+from esper_soa.training.loop.build import build_worlds, make_setup, world_facts
 from esper_soa.training.loop.callbacks import Callback
 from esper_soa.training.loop.players import build_players
 from esper_soa.training.loop.task import TaskRun
@@ -48,9 +49,10 @@ class Run:
         self.folder = session.folder
         self.ranks = ranks
         self.device = resolve_device(cfg.device, ranks.local_rank)
-        apply_threads(cfg.compute.threads)
         by_task = cfg.by_task
-        worlds = [build_worlds(task, self.device, ranks) for task in by_task.values()]
+        setups = [make_setup(task, self.device, ranks) for task in by_task.values()]
+        apply_threads(setups[0].compute.threads)
+        worlds = list(map(build_worlds, by_task.values(), setups, repeat(ranks)))
         players = build_players(list(by_task.values()), worlds, resumed)
         self.learner = players[0].learner
         self.tasks: dict[str, TaskRun] = {}

@@ -19,7 +19,7 @@ from esper_soa.nets.data.image_set import sets_of
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import layout_in_words
-from esper_soa.runtime.memory import plan_in_words
+from esper_soa.runtime.memory import needs_in_words
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.system.json_lines import Json
 from esper_soa.training.files.saved_run import SavedTask
@@ -79,10 +79,11 @@ class TaskRun:
         """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
         cfg = self.cfg
         rules = self.world.rules
-        shape = rules.nets.shape
-        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
+        shape = rules.setup.shape
+        task = self.world.setup.task
+        host = task.host_name + " of your own" * is_reference(task.host)
         slots = ", ".join(spec.name for spec in shape.slots)
-        hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
+        hosts = f"{self.world.setup.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
         rounds = f"{cfg.rounds} round{'s' * (cfg.rounds > 1)} of {cfg.steps} env-steps"
         init = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
         start = f" from {init}" * (init != SCRATCH)
@@ -104,23 +105,22 @@ class TaskRun:
         if cfg.policy.name == "ppo" and minibatches > cfg.envs:
             numbers = f"policy.ppo.minibatches={minibatches} is more than envs={cfg.envs}"
             LOGGER.warning("policy   %s: one minibatch per env", numbers)
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.world.device, rules))
+        LOGGER.info("memory   %s", needs_in_words(self.world.setup, cfg.policy, rules.engine))
         self.log_details()
 
     def log_details(self) -> None:
         """Write to the log how samples are prepared, the work, and what computes it."""
-        cfg = self.cfg
-        nets = self.world.rules.nets
+        setup = self.world.setup
         engine = self.world.rules.engine.chosen
         replay = self.world.kernels.replay
         device = self.world.device
-        samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
-        each = f"of every host per env-step, in batches of {cfg.batch_size}"
+        samples = f"V={setup.val_samples} validation {self.world.data.spec.name}"
+        each = f"of every host per env-step, in batches of {setup.batch_size}"
         for note in self.world.data.notes:
             LOGGER.debug("data     %s", note)
-        LOGGER.debug("work     T=%d training and %s %s", cfg.train_samples, samples, each)
-        LOGGER.debug("compute  %s", layout_in_words(device, nets.workers, nets.env_chunk))
-        precision = choose_precision(cfg.compute.precision, device)
+        LOGGER.debug("work     T=%d training and %s %s", setup.train_samples, samples, each)
+        LOGGER.debug("compute  %s", layout_in_words(device, setup.workers, setup.env_chunk))
+        precision = choose_precision(setup.compute.precision, device)
         LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
         LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
         for obstacle in engine.tried:
@@ -205,7 +205,7 @@ class TaskRun:
         dropped = {"tables": recorder.dropped} if recorder.dropped else {}
         return Summary(
             name=cfg.name,
-            task=cfg.task.host_name,
+            task=self.world.setup.task.host_name,
             policy=cfg.policy.name,
             data=f"{data.name} ({data.source})",
             device=place_of(self.world),

@@ -184,8 +184,8 @@ class TaskFiles:
 
 def place_of(world: World) -> str:
     """The device in words."""
-    nets = world.rules.nets
-    return device_name(world.device, nets.workers, nets.precision)
+    setup = world.setup
+    return device_name(world.device, setup.workers, setup.precision)
 
 
 def write_world_versions(session: Session, world: World) -> None:

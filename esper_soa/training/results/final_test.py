@@ -26,7 +26,7 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     hosts: those of all envs of the run as they were last measured. The samples go through in passes
     of as many as a validation pass has, so that an engine which keeps steps has one for both.
     """
-    nets = world.rules.nets
+    setup = world.setup
     engine = world.rules.engine
     here = (world.reduction.rows_here(part).to(world.device) for part in hosts[:4])
     stage, blueprint, blend, alpha = here
@@ -35,9 +35,9 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     visible = running & (alpha > 0)
     over = none if world.rules.early_stop.enabled else None
     seeds = SlotSeeds(running, stage, blueprint, blend, none, visible, none, none, none, over)
-    active = engine.claim_(nets, world.weights, seeds, keys=world.seed_keys(0))
+    active = engine.claim_(setup, world.weights, seeds, keys=world.seed_keys(0))
     parts = [(len(entry.source.test_labels), entry.test) for _, entry in world.sets]
-    size = max(world.sizes.val_samples, AT_ONCE)
+    size = max(world.setup.val_samples, AT_ONCE)
     places = torch.arange(-(-max(parts)[0] // size) * size, device=world.device)
     # accuracy of all envs, or of each
     order = world.join([torch.where(places < count, places + first, -1) for count, first in parts])
@@ -46,7 +46,7 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     targets = world.data.spec.num_targets
     for part in order.split(size, dim=-1):
         feed = world.data.test(part, world.dtype)
-        report = engine.validate(nets, world.weights, alpha, active, feed)
+        report = engine.validate(setup, world.weights, alpha, active, feed)
         count = (part >= 0).sum(-1) * targets
         right = (report.accuracy[:, 0] / 100 * count).round()
         # nothing is known of hosts that have no samples in this pass

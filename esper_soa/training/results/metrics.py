@@ -96,7 +96,7 @@ class MetricsAccumulator:
         self.terms_by_name = {name: name for name in TERM_NAMES}
         if self.reward.user_name:
             self.terms_by_name[self.reward.user_name] = USER_TERM
-        self.names = names_by_code(rules.nets.shape.blueprints)
+        self.names = names_by_code(rules.setup.shape.blueprints)
         count = len(OP_NAMES)
         self.sums = Sums(
             terms=zeros(len(self.terms_by_name)),

@@ -4,11 +4,8 @@ test_plan_holds.py.
 
 import io
 import json
-import os
 import shutil
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper_soa.config.agent import PolicyConfig, PPOConfig
+from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import (
@@ -51,22 +48,20 @@ from esper_soa.lab.plan.plan import (
 )
 from esper_soa.lab.plan.probe import (
     FEW_SAMPLES,
-    SPREAD,
     ProbeProfile,
+    count_memory,
     few_samples,
-    numbers_of_envs,
-    peak_memory,
-    result_of_fork,
-    room_of,
     round_of,
     settings_in,
 )
 from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
-from esper_soa.runtime.memory import at_once, needs
-from esper_soa.system.errors import RunMemoryError, UserError
+from esper_soa.nets.needs import at_once
+from esper_soa.nets.setup import lay_out
+from esper_soa.runtime.memory import needs
+from esper_soa.system.errors import UserError
 from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.build import build_world, make_setup
 from esper_soa.training.loop.collect import EpisodeRunner, Round
 from esper_soa.training.loop.players import build_player
 from tests.builders.tiny_world import quiet_progress, tiny_settings
@@ -345,23 +340,13 @@ def test_env_steps_that_take_longer_one_by_one_are_told_from_those_around_them()
     assert ProbeProfile(0.0, 4, CPU, same_work).paces == []
 
 
-def test_what_one_env_takes_is_told_by_so_many_that_the_memory_between_them_shows() -> None:
-    cfg = replace(tiny_settings(2, 1, 4), policy=PolicyConfig(name="wait"))
-    few, many = numbers_of_envs(cfg, CPU, 1)
-    small, large = (at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (few, many))
-    assert large - small == pytest.approx(SPREAD, rel=0.25)
-    assert numbers_of_envs(cfg, CPU, 10**9) == (1, 3), "of what is free each rank has a share"
-    learning = PolicyConfig(ppo=PPOConfig(minibatches=4))
-    assert numbers_of_envs(replace(cfg, policy=learning), CPU, 10**9) == (4, 12)
-
-
 class KeptProfile(ProbeProfile):
     """Remembers the newest."""
 
     newest: ProbeProfile
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)
         KeptProfile.newest = self
 
 
@@ -389,11 +374,15 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
     found = disk_of(tmp_path / "probe", cfg)
     assert 5 * found.per_round < found.whole < found.free
     assert len((tmp_path / "probe" / "metrics.jsonl").read_text().splitlines()) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(probe, "STATUS", tmp_path / "elsewhere")  # where Linux is not
-        assert peak_memory(replace(cfg, steps=1), 0, tmp_path / "peak") == pytest.approx(
-            took.host, rel=0.2
-        )
+    monkeypatch.setattr(probe, "STATUS", tmp_path / "elsewhere")  # where Linux is not
+    assert probe._memory("VmHWM") == pytest.approx(took.host, rel=0.2)
+
+
+def test_memory_of_an_env_is_that_of_the_needs() -> None:
+    cfg = tiny_settings(2, 1, 4)
+    setup = make_setup(cfg, CPU)
+    least, more = (at_once(needs(lay_out(setup, envs), cfg.policy)) for envs in (2, 16))
+    assert count_memory(cfg, 0, 1) == {"least": least, "per_env": (more - least) / 14}
 
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
@@ -402,33 +391,6 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
         r"\(.+\), and [\d.]+ GiB are free\. Lower steps or envs or policy\.network\.hidden or .+$"
     )
     with pytest.raises(UserError, match=told):
-        room_of(replace(tiny_settings(2, 1, 10**6), envs=2**20), 0, 1)
+        count_memory(replace(tiny_settings(2, 1, 10**6), envs=2**20), 0, 1)
     with pytest.raises(UserError, match=r"that cpu holds the run\."):
-        room_of(tiny_settings(2, 1, 4), 0, 10**6)
-
-
-def run_out_of_memory() -> None:
-    raise RunMemoryError("out of memory. Lower envs.")
-
-
-def end_by_a_signal() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-# of pythons from 3.12 on, about the threads that torch has in the process of the tests
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_fork_answers_and_this_process_starts_no_thread_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A thread that was there before the run would leave it a heap of its own to work in."""
-    started = list[threading.Thread]()
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
-    assert result_of_fork(os.getppid) == os.getpid()
-    assert started == []
-    with pytest.raises(UserError, match=r"^out of memory\. Lower envs\.$"):
-        result_of_fork(run_out_of_memory)
-    told = r"^the first round was ended by a signal, as when memory runs out\. Lower envs, .+$"
-    with pytest.raises(UserError, match=told):
-        result_of_fork(end_by_a_signal)
-    with pytest.raises(AssertionError, match="its error is printed"):
-        result_of_fork(partial(int, "none"))
+        count_memory(tiny_settings(2, 1, 4), 0, 10**6)

@@ -76,7 +76,7 @@ def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> N
 
 def test_sizes_and_costs_are_those_that_rent_and_metrics_go_by(recorded: Recorded) -> None:
     counts = recorded.rules.reward.counts
-    flop = training_flop(recorded.rules.nets.shape, torch.device("cpu"))
+    flop = training_flop(recorded.rules.setup.shape, torch.device("cpu"))
     slots = [step.view.state.slots for step in recorded.steps]
     table = read(recorded, "steps")
     assert_column(table["parameters"], [total_params(one, counts) for one in slots])

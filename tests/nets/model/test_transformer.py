@@ -15,7 +15,7 @@ from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.grown.build import SlotContents, grown_hosts
 from esper_soa.nets import sequences
-from esper_soa.nets.engine import EngineChoice, NetsConfig
+from esper_soa.nets.engine import EngineChoice
 from esper_soa.nets.engines.cpu.sequences import (
     NativeHead,
     NativeLayers,
@@ -38,6 +38,7 @@ from esper_soa.nets.model.sequence_parts import Dense
 from esper_soa.nets.model.transformer import drop
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import CLIP_EPS
 from esper_soa.system import streams
 from esper_soa.training.loop.build import build_world
@@ -93,7 +94,7 @@ def case():
     for rows in (weights["host", "params"], weights["seeds", "r0c0", "params"]):
         draws = streams.uniform(keys[:, None], torch.arange(rows.shape[1]), torch.float64)
         rows += 0.3 * (draws - 0.5)  # what begins at 0 too
-    nets = NetsConfig(SHAPE, TASK, (Stage.TRAINING,), count, 4)
+    nets = Setup(SHAPE, TASK, (Stage.TRAINING,), count, 4)
     return nets, weights, torch.full((count, 1), ALPHA, dtype=torch.float64), active
 
 
@@ -301,7 +302,7 @@ def test_an_env_is_the_same_to_the_bit_in_any_company(optimizer: str, dropout: f
         work = world.work(0)
         engine = world.rules.engine
         seeds = pools.slot_seeds(state.slots, state.ramp, False)
-        given = world.rules.nets._replace(env_chunk=1), world.weights
+        given = world.rules.setup._replace(env_chunk=1), world.weights
         active = engine.claim_(*given, seeds, work.seed_keys)
         alpha = state.slots.alpha
         report = engine.train_(*given, alpha, active, work.training, work.num_batches)

@@ -31,9 +31,9 @@ from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapsho
 from esper_soa.runtime.memory import needs
 from esper_soa.system import streams
 from esper_soa.system.errors import SettingError
-from esper_soa.training.loop.build import build_rules, build_world
+from esper_soa.training.loop.build import build_world, make_setup
 from tests.builders.lanes import some_of
-from tests.builders.tiny_world import CPU, assert_alone, random_round, tiny_settings
+from tests.builders.tiny_world import CPU, assert_alone, random_round, rules_from, tiny_settings
 
 HERE = "hosts_of_users"
 NETS = 3
@@ -59,7 +59,7 @@ def trained(world: World) -> tuple[ActiveSeeds, Tensor]:
     active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
     rules = world.rules
     feed = world.work(0).training
-    rules.engine.train_(rules.nets, world.weights, state.slots.alpha, active, feed, 2)
+    rules.engine.train_(rules.setup, world.weights, state.slots.alpha, active, feed, 2)
     return active, state.slots.alpha
 
 
@@ -172,7 +172,7 @@ def test_parameters_and_flop_are_counted() -> None:
     assert refined.parameters.total == block + narrow + second + last + 12 * 10 + 10
     products = 1024 * 8 * 27 + 256 * (64 + 8 * 72) + 256 * 12 * 200 + 64 * 12 * (9 + 12) + 120
     assert training_flop(refined, CPU).host == 6 * products
-    assert build_rules(settings("staged"), CPU).reward.counts.host == staged.parameters.total
+    assert rules_from(settings("staged"), CPU).reward.counts.host == staged.parameters.total
 
 
 def test_the_head_of_a_chain_has_as_many_logits_as_the_task_has_classes() -> None:
@@ -201,7 +201,7 @@ def test_slots_stand_behind_the_segments_that_give_features() -> None:
     assert order == (0, 2, 3, 1)  # numbers of r0c0, r0c3, r1c0, r1c2
     told = r"^slots=r0c9: must be a slot of staged: r0c0, r0c1, r0c2\.$"
     with pytest.raises(SettingError, match=told):
-        build_rules(settings("staged", slots=["r0c9"]), CPU)
+        rules_from(settings("staged", slots=["r0c9"]), CPU)
 
 
 # --- runs
@@ -218,7 +218,7 @@ def test_a_rollback_gives_weights_and_buffers_back_of_the_envs_that_ask_for_it()
     world = build_world(settings("counting", batch_size=8, train_samples=16), CPU)
     world.start_round(0)
     host = world.weights["host"]
-    shape = world.rules.nets.shape
+    shape = world.rules.setup.shape
     no_slots = torch.zeros(3, 2, dtype=torch.bool)
     add_snapshot_(world.weights)
     snapshot_where_(world.weights, shape, torch.ones(3, dtype=torch.bool), no_slots, no_slots)
@@ -255,7 +255,7 @@ def test_the_memory_plan_knows_them(name: str) -> None:
     }
     # a chunk of modules in torch, parts network by network in C
     numbers = cfg.batch_size * images_and_features[name] * (3 if name == "staged" else 1)
-    plan = {need.what: need for need in needs(cfg, CPU)}
+    plan = {need.what: need for need in needs(make_setup(cfg, CPU), cfg.policy)}
     assert plan["activations of the batches in training"].size == 4 * numbers
     weights = build_world(cfg, CPU).weights
     held = sum(one.numel() * 4 for key, one in weights.items(True, True) if "fossil" not in key)
@@ -277,7 +277,7 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
         active, alpha = trained(world)
         validation = world.work(0).validation
         rules = world.rules
-        reports.append(rules.engine.validate(rules.nets, world.weights, alpha, active, validation))
+        reports.append(rules.engine.validate(rules.setup, world.weights, alpha, active, validation))
         worlds.append(world)
     assert [world.rules.engine.chosen.native for world in worlds] == [True, False]
     for part in ("params", "momentum", "statistics"):
@@ -296,13 +296,13 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
     ],
 )
 def test_the_kernels_in_c_leave_other_segments_and_say_so(name: str, segments: str) -> None:
-    chosen = build_rules(settings(name), CPU).engine.chosen
+    chosen = rules_from(settings(name), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
     words = f"there is none for segments of the host {name}: {segments}"
     assert chosen.reason.endswith(words)
     told = f"compute.engine=native: .*{re.escape(words)}"
     with pytest.raises(SettingError, match=told):
-        build_rules(settings(name, compute=ComputeConfig(engine="native")), CPU)
+        rules_from(settings(name, compute=ComputeConfig(engine="native")), CPU)
 
 
 # --- faults, told while building

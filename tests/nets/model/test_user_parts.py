@@ -33,9 +33,8 @@ from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
 from esper_soa.system import streams
 from esper_soa.system.errors import SettingError
-from esper_soa.training.loop.build import build_rules
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
-from tests.builders.tiny_world import CPU, assert_alone, tiny_settings
+from tests.builders.tiny_world import CPU, assert_alone, rules_from, tiny_settings
 
 HERE = "parts_of_users"
 GROUPED = Architecture(13, "grouped", (UserModule(Grouped),), residual=False)
@@ -126,8 +125,8 @@ def test_parameters_and_flop_of_a_module_are_counted() -> None:
 def test_own_blueprints_take_the_codes_behind_the_packages_in_the_order_of_the_setting() -> None:
     offered = [f"{HERE}:grouped", "norm", f"{HERE}:twice", f"{HERE}:instead"]
     task = replace(settings().task, blueprints=offered)
-    rules = build_rules(replace(settings(), task=task), CPU)
-    shape = rules.nets.shape
+    rules = rules_from(replace(settings(), task=task), CPU)
+    shape = rules.setup.shape
     assert names_by_code(shape.blueprints) == (*BLUEPRINT_NAMES, "grouped", "twice", "instead")
     assert [shape.blueprint(code).name for code in (13, 14, 15)] == ["grouped", "twice", "instead"]
     assert rules.blueprints.nonzero().flatten().tolist() == [3, 13, 14, 15]
@@ -151,14 +150,14 @@ def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
 
 @pytest.mark.usefixtures("native")
 def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
-    assert build_rules(settings("twice", "instead"), CPU).engine.chosen.native
-    chosen = build_rules(settings("twice", "grouped"), CPU).engine.chosen
+    assert rules_from(settings("twice", "instead"), CPU).engine.chosen.native
+    chosen = rules_from(settings("twice", "grouped"), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
     why = "there is none for the blueprint grouped"
     assert chosen.reason.endswith(why)
     told = f"compute.engine=native: .*{why}"
     with pytest.raises(SettingError, match=told):
-        build_rules(settings("twice", "grouped", compute=ComputeConfig(engine="native")), CPU)
+        rules_from(settings("twice", "grouped", compute=ComputeConfig(engine="native")), CPU)
 
 
 # --- faults, told while building
@@ -286,9 +285,9 @@ def fossils(codes: list[list[int]]) -> Slots:
 
 
 def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications() -> None:
-    rules = build_rules(settings("twice", slots=["r0c0", "r1c0"]), CPU)
-    shape = rules.nets.shape
-    costs = training_flop(rules.nets.shape, CPU)
+    rules = rules_from(settings("twice", slots=["r0c0", "r1c0"]), CPU)
+    shape = rules.setup.shape
+    costs = training_flop(rules.setup.shape, CPU)
     # two layers of 2 to 2 channels, pointwise; the slots r0c0 and r1c0 have 32x32 and 16x16 pixels
     first, second = (2 * pixels * 2 * 2 / shape.products for pixels in (1024, 256))
     for codes, cost in (([[13, 13]], 1 + first + second), ([[1, 13]], 1.15 + second)):

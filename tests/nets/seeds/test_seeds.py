@@ -11,12 +11,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.config.nets import TaskConfig, sort_slots
-from esper_soa.nets.engine import NetsConfig, TrainReport
+from esper_soa.nets.engine import TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_forward, seed_table
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds
+from esper_soa.nets.setup import Setup
 from esper_soa.system import streams
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 from tests.builders.tiny_world import CPU, seeds_where
@@ -70,7 +71,7 @@ class OneSet:
         return images.contiguous(memory_format=torch.channels_last), labels
 
 
-def grown(stage: int) -> tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]:
+def grown(stage: int) -> tuple[Setup, TensorDict, Tensor, ActiveSeeds]:
     """One env per kind of seed, in `stage` at alpha 0.5 (0 in TRAINING), all with the same host,
     which stays.
     """
@@ -88,10 +89,10 @@ def grown(stage: int) -> tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]:
     active_seeds = seeds_where(np.ones((count, 1)), stage, blueprint, blend, **born)
     keys = streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count))
     pools.claim_(weights, shape, active_seeds, keys)
-    return NetsConfig(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, active_seeds
+    return Setup(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, active_seeds
 
 
-def epoch(case: tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]) -> TrainReport:
+def epoch(case: tuple[Setup, TensorDict, Tensor, ActiveSeeds]) -> TrainReport:
     """Two steps on the two batches."""
     nets, weights, alpha, active_seeds = case
     return TorchEngine().train_(nets, weights, alpha, active_seeds, OneSet(), BATCHES)

@@ -20,15 +20,16 @@ from esper_soa.config.nets import DataConfig, SubsetRows
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.attribution import arrival_orders, prefix_codes
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
-from esper_soa.nets.data.datasets import count_samples, load_samples
+from esper_soa.nets.data.datasets import load_samples
+from esper_soa.nets.needs import at_once
 from esper_soa.runtime import memory
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop import build
-from esper_soa.training.loop.build import build_rules
+from esper_soa.training.loop.build import build_rules, make_setup
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
 from tests.builders import user_files
-from tests.builders.tiny_world import CPU, tiny_settings
+from tests.builders.tiny_world import CPU, rules_from, tiny_settings
 
 SLOTS = 5  # more than are evaluated in every subset
 
@@ -45,7 +46,7 @@ def test_the_rules_are_those_of_the_settings() -> None:
         "governor": GovernorConfig(snapshot_steps=3),
     }
     reward = RewardConfig(mode="basic", rent_weight=0.25)
-    rules = build_rules(settings(max_seeds=2, reward=reward, **parts), CPU)
+    rules = rules_from(settings(max_seeds=2, reward=reward, **parts))
     for name, part in parts.items():
         assert getattr(rules, name) is part, name
     assert (rules.max_seeds, rules.max_steps, rules.reward.max_steps) == (2, 9, 9)
@@ -63,24 +64,22 @@ def test_settings_of_envs_reach_observation_and_the_kernels_that_read_them() -> 
         policy=PolicyConfig(observe=["data.share", "reward.rent_weight"]),
     )
     cfg = replace(cfg, data=replace(cfg.data, share="[0.5,1]"))
-    rules = build_rules(cfg, CPU)
+    rules = rules_from(cfg)
     assert sorted(rules.differing) == sorted(["data.share", *read])
     assert rules.observed == ("data.share", "reward.rent_weight")
     assert rules.kernel_settings == (*read, "early_stop.length", "data.share")
 
 
 def test_modes_of_envs_are_built_once_each_and_given_to_the_kernels() -> None:
-    rules = build_rules(settings(reward=RewardConfig(mode="[shaped,escrow,loss,shaped]")), CPU)
+    rules = rules_from(settings(reward=RewardConfig(mode="[shaped,escrow,loss,shaped]")))
     assert [part.config.mode for part in rules.reward.by_mode] == ["shaped", "escrow", "loss"]
     assert rules.differing == rules.kernel_settings == ("reward.mode",)
 
 
-def test_ranks_of_a_device_share_the_memory_that_engines_keep(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cfg = settings()
-    monkeypatch.setattr(build, "room_for_steps", lambda cfg, device, processes: processes)
-    assert build.trial_of(cfg, CPU, 2).room() == 2
+def test_ranks_of_a_device_share_its_memory() -> None:
+    two = Ranks()
+    two.beside = 2
+    assert rules_from(settings(), CPU, two).setup.processes == 2
 
 
 @pytest.mark.parametrize("setting", ["auto", "on"])
@@ -99,7 +98,7 @@ def test_kernels_are_waited_for_where_the_settings_insist(
     monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append((0, 0, False)))
     monkeypatch.setattr(torch, "compile", lambda kernel, **how: (kernel, how))
     cfg = settings(rounds=3, compute=ComputeConfig(compile=setting))
-    *kernels, reason = build.build_kernels(cfg, build_rules(cfg, CPU), 2)[:3]
+    *kernels, reason = build.build_kernels(rules_from(replace(cfg, envs=2)), 27, num_envs=4)[:3]
     if setting == "auto":
         assert (reason, asked) == ("none", [(2, 27, False)])
     else:  # what jobs before it compiled is forgotten
@@ -112,48 +111,48 @@ def test_kernels_are_waited_for_where_the_settings_insist(
 def test_what_compiling_saves_is_weighed_by_all_envs_of_the_run() -> None:
     cfg = settings(rounds=3)
     weighed = "compiling takes about 70 s and saves less than 1 s in 27 env-steps of 4 envs"
-    kernels = build.build_kernels(cfg, build_rules(cfg, CPU), 2)  # of this rank
+    kernels = build.build_kernels(rules_from(replace(cfg, envs=2)), 27, num_envs=4)  # of this rank
     assert kernels == EAGER._replace(reason=f"not compiled: {weighed}")
 
 
 def test_only_the_blueprints_of_the_task_are_allowed() -> None:
     cfg = settings()
     task = replace(cfg.task, blueprints=["norm", "conv_heavy"])
-    allowed = build_rules(replace(cfg, task=task), CPU).blueprints.nonzero().flatten().tolist()
+    allowed = rules_from(replace(cfg, task=task)).blueprints.nonzero().flatten().tolist()
     assert [BLUEPRINT_NAMES[code] for code in allowed] == task.blueprints
 
 
 def test_the_networks_are_laid_out_as_the_settings_say() -> None:
     for stages in (["training"], ["training", "holding"]):
         lifecycle = LifecycleConfig(detached_stages=stages)
-        found = build_rules(settings(lifecycle=lifecycle), CPU).nets.detached_stages
+        found = rules_from(settings(lifecycle=lifecycle)).setup.detached_stages
         assert {*found} == {getattr(Stage, name.upper()) for name in stages}
     compute = ComputeConfig(env_chunk=1, workers=2, precision="bfloat16")
-    laid_out = build_rules(settings(compute=compute), CPU).nets
+    laid_out = rules_from(settings(compute=compute)).setup
     assert (laid_out.env_chunk, laid_out.workers, laid_out.precision) == (1, 2, torch.bfloat16)
 
 
 def test_pairs_and_sampled_subsets_are_evaluated_where_they_are_asked_for() -> None:
     for pairs in (True, False):
-        rules = build_rules(settings(attribution=AttributionConfig(pairs=pairs)), CPU)
-        assert rules.nets.rows == SubsetRows(pairs, ())
+        rules = rules_from(settings(attribution=AttributionConfig(pairs=pairs)))
+        assert rules.setup.rows == SubsetRows(pairs, ())
     sampled = [
-        build_rules(settings(seed=seed, attribution=AttributionConfig(shapley_samples=12)), CPU)
+        rules_from(settings(seed=seed, attribution=AttributionConfig(shapley_samples=12)))
         for seed in (3, 4)
     ]
     for seed, rules in zip((3, 4), sampled, strict=True):
         orders = arrival_orders(SLOTS, 12, seed, CPU)
         assert rules.shapley_orders is not None
         assert torch.equal(rules.shapley_orders, orders)
-        assert set(rules.nets.rows.codes) == set(prefix_codes(orders).flatten().tolist())
+        assert set(rules.setup.rows.codes) == set(prefix_codes(orders).flatten().tolist())
     assert not torch.equal(arrival_orders(SLOTS, 12, 3, CPU), arrival_orders(SLOTS, 12, 4, CPU))
 
 
 def test_few_slots_need_no_sampled_subsets() -> None:
     few = replace(tiny_settings(4, 4, 9), attribution=AttributionConfig(shapley_samples=12))
-    rules = build_rules(few, CPU)
+    rules = rules_from(few)
     assert rules.shapley_orders is None
-    assert rules.nets.rows.codes == ()
+    assert rules.setup.rows.codes == ()
 
 
 def test_a_world_needs_room_for_samples_that_it_loads_and_beside_other_ranks(
@@ -161,8 +160,8 @@ def test_a_world_needs_room_for_samples_that_it_loads_and_beside_other_ranks(
 ) -> None:
     data = load_samples(settings().data, CPU)
     cfg = settings(data=DataConfig(root=str(user_files.write(tmp_path / "mine.npz"))))
-    counted = memory.NO_SAMPLES, count_samples(cfg.data)
-    handed, loaded = (memory.at_once(memory.needs(cfg, CPU, samples)) for samples in counted)
+    setups = (make_setup(cfg, CPU, loaded=given) for given in (True, False))
+    handed, loaded = (at_once(memory.needs(setup, cfg.policy)) for setup in setups)
     assert handed < loaded
     monkeypatch.setattr(memory, "free_memory", lambda device: loaded - 1)
     build.build_world(cfg, CPU, data=data)

@@ -18,7 +18,7 @@ from esper_soa.nets.data.image_set import join_sets, sets_of
 from esper_soa.nets.data.images import cut_batch
 from esper_soa.runtime.memory import needs
 from esper_soa.training.files.run_folder import RunFolder, write_config
-from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.build import build_world, make_setup
 from esper_soa.training.start.runs import open_run
 from tests.builders import user_files
 from tests.builders.equal_runs import assert_equal_runs, settings
@@ -187,8 +187,9 @@ def test_envs_get_the_samples_of_their_sets(tmp_path: Path, env: int) -> None:
     here = SingleEnv(env, 4)
     every = build_world(cfg, CPU)
     own = build_world(replace(cfg, envs=1, data=single), CPU)
-    alone = World(own.rules, own.data, own.sizes, single, cfg.seed, reduction=here)
-    of_rank = World(own.rules, every.data, own.sizes, data, cfg.seed, reduction=here)
+    alone = World(own.rules, own.data, cfg.seed, reduction=here)
+    as_rank = own.rules._replace(setup=own.setup._replace(data=data))
+    of_rank = World(as_rank, every.data, cfg.seed, reduction=here)
     first = torch.zeros(1, dtype=torch.int64)
     for world, envs in ((every, first + env), (of_rank, first)):
         for step in range(6):  # beyond a pass
@@ -205,7 +206,8 @@ def test_memory_counts_the_file_once_and_its_orders_by_env(tmp_path: Path) -> No
     counted = count_samples(DataConfig("[npz,synthetic,npz]", root))
     assert counted == count_samples(DataConfig("npz", root)) == SampleCount(9, 7)
     cfg = replace(on(BOTH, envs=30), data=DataConfig("[npz,synthetic]", root))
-    found = {one.what: one.size for one in needs(cfg, CPU, SampleCount(1000, 0))}
+    setup = make_setup(cfg, CPU)._replace(unread=SampleCount(1000, 0))
+    found = {need.what: need.size for need in needs(setup, cfg.policy)}
     assert found["the order of the images"] == 30 * 8 * cfg.train_samples + 4 * 15 * 1000
     assert found["drawing the synthetic images"] > 0
 

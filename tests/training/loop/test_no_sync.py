@@ -167,7 +167,7 @@ def learning_player(num_slots: int) -> Player:
 
 def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) -> Counter[str]:
     world = tiny_world(num_envs, num_slots, steps)
-    assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
+    assert world.rules.setup.workers == 1, "the guard sees its own thread alone"
     quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
     with quiet as progress, SyncGuard([ACTIVE_SEEDS, READ_PROGRESS, *METRICS]) as guard:
         play_round(world, player, Round(0, progress))
@@ -196,7 +196,7 @@ def test_a_round_with_a_learner_reads_the_device_no_more_than_without(teacher: s
 def test_training_and_validation_read_the_active_seeds_and_nothing_else() -> None:
     world = tiny_world(4, 3, 8)
     agent = RandomPolicy()
-    assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
+    assert world.rules.setup.workers == 1, "the guard sees its own thread alone"
     state = world.start_round(0)
     seeds = newborn = 0
     for index in range(8):

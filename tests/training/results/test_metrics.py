@@ -78,7 +78,7 @@ def test_every_number_of_a_round_is_that_of_the_last_state() -> None:
     result, steps = played(5)
     rules = tiny_rules(NUM_SLOTS, STEPS)
     state = steps[-1].result.state
-    costs = training_flop(rules.nets.shape, CPU)
+    costs = training_flop(rules.setup.shape, CPU)
     rewards = torch.stack([step.result.terms.total for step in steps[-STABILITY_WINDOW:]], 1)
     expected = outcomes(state, rewards, rules.reward.counts, costs)
     sizes = total_params(state.slots, rules.reward.counts)
@@ -173,7 +173,7 @@ def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
 def test_training_flop_are_of_the_host_and_the_seeds_that_ran_when_it_was_trained() -> None:
     """Random play, with rollbacks: stages, blueprints and blends as at each training pass."""
     result, steps = played(7)
-    costs = training_flop(tiny_rules(NUM_SLOTS, STEPS).nets.shape, CPU)
+    costs = training_flop(tiny_rules(NUM_SLOTS, STEPS).setup.shape, CPU)
     gated = 0
     for env in range(NUM_ENVS):
         total = 0.0

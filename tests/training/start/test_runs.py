@@ -25,7 +25,8 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.env.env import Env
 from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.host import host_shape
-from esper_soa.runtime.device import choose_env_chunk, layout_in_words
+from esper_soa.nets.setup import choose_env_chunk
+from esper_soa.runtime.device import layout_in_words
 from esper_soa.state import Action
 from esper_soa.system.errors import UserError
 from esper_soa.training.files.checkpoint import load_checkpoint

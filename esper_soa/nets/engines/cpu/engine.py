@@ -21,10 +21,12 @@ from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
 from esper_soa.nets.model.head import MEAN_LINEAR
 from esper_soa.nets.model.host import HostShape, foreign_segments
+from esper_soa.nets.needs import Need, training_needs
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
 from esper_soa.nets.seeds.subsets import Job
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import Rules
 from esper_soa.state import STATE_FLOAT
 from esper_soa.system.threads import Call
@@ -112,7 +114,7 @@ def _tables(shape: HostShape) -> dict[str, np.ndarray]:
 
 def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
     """Record of the networks; LookupError if the kernels do not support their memory layout."""
-    shape = shared.nets.shape
+    shape = shared.setup.shape
     weights = shared.weights
     host = weights["host"]
     params = host["params"]
@@ -149,9 +151,13 @@ class CpuEngine(PieceEngine):
     It cuts the images of its feeds as it goes, so that they never leave the caches.
     """
 
+    def needs(self, setup: Setup) -> list[Need]:
+        """Needs of networks that each worker takes in place, one after the other."""
+        return training_needs(setup, in_place=True)
+
     def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
-        nets = shared.nets
-        networks = _networks(shared, training_seeds(nets.shape, shared.plan))
+        setup = shared.setup
+        networks = _networks(shared, training_seeds(setup.shape, shared.plan))
         moves = [records.sgd_of(rule, shared.alpha.shape[0]) for rule in (rules.host, rules.seed)]
         crops_of_batches = crops_of(shared.feed)
 
@@ -163,7 +169,7 @@ class CpuEngine(PieceEngine):
             correct = torch.zeros(envs.size, dtype=torch.int64)
             crops = crops_of_batches(numbers, 0, num_batches)
             images = crops.first.shape[1]
-            steps = num_batches // nets.accumulate
+            steps = num_batches // setup.accumulate
             parts = (each.split(images // steps, 1) for each in (crops.first, crops.labels))
             for step, cut in enumerate(zip(*parts, strict=True)):
                 call.check()
@@ -172,7 +178,7 @@ class CpuEngine(PieceEngine):
                     nets=networks,
                     count=envs.size,
                     batch=images // num_batches,
-                    accumulate=nets.accumulate,
+                    accumulate=setup.accumulate,
                     images=records.crops_record(crops.bank, first),
                     vanishing_norm=VANISHING_NORM,
                     exploding_norm=EXPLODING_NORM,
@@ -180,7 +186,7 @@ class CpuEngine(PieceEngine):
                 )
                 held: records.Held = {"envs": envs, "labels": labels}
                 held |= {"loss": loss, "correct": correct, "host": moves[0], "seed": moves[1]}
-                if step % nets.task.gradient_stride == 0:
+                if step % setup.task.gradient_stride == 0:
                     held.update(gradients)
                 records.point(record, held)
                 records.call("train_networks", record)
@@ -189,7 +195,7 @@ class CpuEngine(PieceEngine):
         return train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
-        networks = _networks(shared, validation_seeds(shared.nets.shape, shared.plan))
+        networks = _networks(shared, validation_seeds(shared.setup.shape, shared.plan))
         crops_of_envs = crops_of(shared.feed)
 
         def measure(job: Job, call: Call) -> tuple[Tensor, Tensor]:

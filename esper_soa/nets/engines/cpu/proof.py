@@ -18,7 +18,7 @@ from esper_soa.config.nets import TaskConfig, TransformerConfig, host_slots, sor
 from esper_soa.nets.data.batches import BatchSource, Draw
 from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.data.text import text_set
-from esper_soa.nets.engine import Engine, EngineChoice, NetsConfig
+from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
@@ -28,6 +28,7 @@ from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.passes import PieceEngine
 from esper_soa.nets.seeds import pools
+from esper_soa.nets.setup import Setup
 from esper_soa.vocabulary import CNN_BLUEPRINTS as IMAGE_CODES
 from esper_soa.vocabulary import SEQUENCE_BLUEPRINTS as SEQUENCE_CODES
 from esper_soa.vocabulary import Blend, Blueprint, Stage
@@ -197,9 +198,7 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
     """Weights after a step, its report, and validation on samples by env and on shared samples."""
     count = len(case.codes)
     kinds = np.array(case.codes)[:, None]
-    nets = NetsConfig(
-        case.shape, case.task, (Stage.TRAINING,), env_chunk=count, eval_batch=PROOF_BATCH
-    )
+    setup = Setup(case.shape, case.task, (Stage.TRAINING,), env_chunk=count, eval_batch=PROOF_BATCH)
     g = torch.Generator().manual_seed(seed)
     weights = pools.allocate(case.shape, count, CPU, dtype=torch.float32)
     for rows in weights.flatten_keys(".").values():
@@ -216,14 +215,14 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
         Draw(order, torch.arange(count), 0, batch_size=PROOF_BATCH, augment=True), dtype
     )
     alpha = torch.full(kinds.shape, 0.6, dtype=torch.float64)
-    trained = engine.train_(nets, weights, alpha, seeds, feed, 1)
+    trained = engine.train_(setup, weights, alpha, seeds, feed, 1)
     rows = weights.flatten_keys(".").items()
     outputs = {name: values for name, values in rows if values.numel()}
     outputs |= {"loss": trained.loss, "accuracy": trained.accuracy}
     outputs["gradients"] = trained.gradients.l2
     for name, order_used in (("own", order), ("shared", order[0])):
         samples = case.samples.validation(order_used, dtype)
-        validation = engine.validate(nets, weights, alpha, seeds, samples)
+        validation = engine.validate(setup, weights, alpha, seeds, samples)
         outputs[f"{name} validation loss"] = validation.loss
         outputs[f"{name} validation"] = validation.accuracy
     return outputs

@@ -282,5 +282,5 @@ class SequenceEngine(PieceEngine):
 
 
 def _native(shared: Pass) -> Pass:
-    nets = shared.nets
-    return shared._replace(nets=nets._replace(shape=native_shape(nets.shape)))
+    setup = shared.setup
+    return shared._replace(setup=setup._replace(shape=native_shape(setup.shape)))

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.data.images import crops_of
-from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
+from esper_soa.nets.engine import EngineChoice, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu import slot_flags, training, tree, validation
 from esper_soa.nets.engines.gpu.kernels import newborn
 from esper_soa.nets.engines.gpu.kernels.images import crops_record
@@ -29,8 +29,10 @@ from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
 from esper_soa.nets.engines.gpu.validation import MemorySizes, ValidationStep, ValidationSums
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.needs import Need
 from esper_soa.nets.seeds.pools import SlotSeeds, allocate
 from esper_soa.nets.seeds.subsets import max_rows
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import Rules, rules_of
 from esper_soa.state import STATE_FLOAT, GradientStats, initial
 from esper_soa.vocabulary import Stage
@@ -57,41 +59,42 @@ class GpuEngine:
     plans: dict[tuple[HostShape, torch.device], Plans] = field(default_factory=dict)
     seed_inits: dict[tuple[int, ...], tuple[SeedInit, ...]] = field(default_factory=dict)
 
-    def persistent_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
-        """Bytes of both steps and of all that they work in, as on a device without values."""
-        plans = self._plans(nets.shape, META_DEVICE)
-        num_slots = len(nets.shape.slots)
-        rows = tree.level_rows(num_slots, max_rows(num_slots, nets.rows))
-        weights = allocate(nets.shape, sizes.num_envs, META_DEVICE, dtype=torch.float32)
+    def needs(self, setup: Setup) -> list[Need]:
+        """Needs of both steps with their arrays, as they are on a device without values."""
+        plans = self._plans(setup.shape, META_DEVICE)
+        num_slots = len(setup.shape.slots)
+        rows = tree.level_rows(num_slots, max_rows(num_slots, setup.rows))
+        weights = allocate(setup.shape, setup.num_envs, META_DEVICE, dtype=torch.float32)
         extent = MemorySizes(
-            sizes.num_envs,
+            setup.num_envs,
             1,
-            _eval_batch(nets, sizes.val_samples),
+            _eval_batch(setup, setup.val_samples),
             rows=rows,
-            programs=num_programs(device),
+            programs=num_programs(setup.device),
         )
         arrays = (
-            training.memory_of(nets, plans, weights, batch=sizes.batch_size),
-            validation.memory_of(nets, plans, extent, device=META_DEVICE),
+            training.memory_of(setup, plans, weights, batch=setup.batch_size),
+            validation.memory_of(setup, plans, extent, device=META_DEVICE),
         )
         counted = _storages([rows for pool in _pools(weights) for rows in pool.values()])
-        return sum(size for place, size in _storages(arrays).items() if place not in counted)
+        size = sum(size for place, size in _storages(arrays).items() if place not in counted)
+        return [Need(f"the steps of {self.chosen.name}", size, ("envs", "batch_size"))]
 
     def claim_(
-        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
+        self, setup: Setup, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
     ) -> ResidentSeeds:
         """Where the env state lies: nothing is read by the host, whether seeds are born or not."""
         place = _places(weights, keys)[1:]
         if place not in self.seed_inits:
-            self.seed_inits[place] = newborn.seed_inits(weights, nets.shape)
-        name = "claim", nets.detached_stages, nets.rows, place
+            self.seed_inits[place] = newborn.seed_inits(weights, setup.shape)
+        name = "claim", setup.detached_stages, setup.rows, place
         return captured_call(
-            self.steps, name, partial(_claimed_, nets, self.seed_inits[place]), seeds, keys
+            self.steps, name, partial(_claimed_, setup, self.seed_inits[place]), seeds, keys
         )
 
     def train_(
         self,
-        nets: NetsConfig,
+        setup: Setup,
         weights: TensorDict,
         alpha: Tensor,
         active_seeds: ResidentSeeds,
@@ -107,17 +110,17 @@ class GpuEngine:
         images = crops.first.shape[1]
         inputs = pass_inputs(crops, active_seeds.training, alpha)
         sums = TrainSums(
-            rule_numbers(rules or rules_of(nets.task), num_nets, device),
+            rule_numbers(rules or rules_of(setup.task), num_nets, device),
             torch.zeros(num_nets, device=device),
             torch.zeros(num_nets, dtype=torch.int64, device=device),
             gradients=dict(initial(GradientStats, alpha.shape, device).items()),
         )
-        plans = self._plans(nets.shape, device)
+        plans = self._plans(setup.shape, device)
         cut = crops_record(crops.bank, inputs.first)
-        fresh = TrainStep(nets, plans, weights, inputs, sums, cut, images // num_batches)
-        stride = nets.task.gradient_stride
+        fresh = TrainStep(setup, plans, weights, inputs, sums, cut, images // num_batches)
+        stride = setup.task.gradient_stride
         key = "train", images, num_batches, *_places(weights, crops.bank.lines)
-        steps = range(num_batches // nets.accumulate)
+        steps = range(num_batches // setup.accumulate)
         done = self.steps.run_(key, fresh, [int(index % stride == 0) for index in steps]).sums
         gradients = {name: values.clone() for name, values in done.gradients.items()}
         return TrainReport(
@@ -128,7 +131,7 @@ class GpuEngine:
 
     def validate(
         self,
-        nets: NetsConfig,
+        setup: Setup,
         weights: TensorDict,
         alpha: Tensor,
         active_seeds: ResidentSeeds,
@@ -140,7 +143,7 @@ class GpuEngine:
         codes = active_seeds.codes
         crops = crops_of(feed)(torch.arange(num_nets, device=device))
         images = crops.first.shape[1]
-        batch = _eval_batch(nets, images)
+        batch = _eval_batch(setup, images)
         padding = 0, -images % batch  # the last batch is filled up
         labels = F.pad(crops.labels, padding, value=-1)
         crops = crops._replace(first=F.pad(crops.first, padding), labels=labels)
@@ -152,9 +155,9 @@ class GpuEngine:
             correct=torch.zeros(codes.shape, dtype=torch.int64, device=device),
             counted=torch.zeros(num_nets, dtype=torch.int64, device=device),
         )
-        plans = self._plans(nets.shape, device)
+        plans = self._plans(setup.shape, device)
         cut = crops_record(crops.bank, inputs.first)
-        fresh = ValidationStep(nets, plans, weights, inputs, sums, cut, batch)
+        fresh = ValidationStep(setup, plans, weights, inputs, sums, cut, batch)
         key = "validate", *inputs.first.shape, batch, *_places(weights, crops.bank.lines)
         count = inputs.first.shape[1] // batch
         done = self.steps.run_(key, fresh, [0] * count).sums
@@ -170,21 +173,21 @@ class GpuEngine:
 
 
 def _claimed_(
-    nets: NetsConfig, seed_inits: tuple[SeedInit, ...], seeds: SlotSeeds, keys: Tensor
+    setup: Setup, seed_inits: tuple[SeedInit, ...], seeds: SlotSeeds, keys: Tensor
 ) -> ResidentSeeds:
     newborn.begin_(seed_inits, seeds, keys)
-    training = slot_flags.training_flags(seeds, nets.detached_stages)
-    validation = slot_flags.validation_flags(seeds, nets.detached_stages)
+    training = slot_flags.training_flags(seeds, setup.detached_stages)
+    validation = slot_flags.validation_flags(seeds, setup.detached_stages)
     fossils = seeds.ablated & (seeds.stage == Stage.FOSSILIZED)
-    codes = tree.codes_of(seeds.ablated, fossils, nets.rows)
+    codes = tree.codes_of(seeds.ablated, fossils, setup.rows)
     if seeds.over is not None:
         codes = torch.where(seeds.over[:, :1], -1, codes)
-    levels = tree.levels_of(codes, nets.shape.execution_order)
+    levels = tree.levels_of(codes, setup.shape.execution_order)
     return ResidentSeeds(training, validation, codes, levels=levels, ablated=seeds.ablated)
 
 
-def _eval_batch(nets: NetsConfig, images: int) -> int:
-    return min(nets.eval_batch, images, MAX_BATCH_IMAGES)
+def _eval_batch(setup: Setup, images: int) -> int:
+    return min(setup.eval_batch, images, MAX_BATCH_IMAGES)
 
 
 def _places(weights: TensorDict, lines: Tensor) -> tuple[int, ...]:

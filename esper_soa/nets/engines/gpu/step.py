@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from esper_soa.nets.data.images import ImageCrops
-from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import BlockPlan
 from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, KernelHead
@@ -23,6 +22,7 @@ from esper_soa.nets.engines.gpu.kernels.update import TensorTable, tensor_table
 from esper_soa.nets.engines.gpu.slots import SlotTable, SlotWorkspace
 from esper_soa.nets.engines.gpu.tile_sizes import padded
 from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.setup import Setup
 
 
 class Plans(NamedTuple):
@@ -66,7 +66,7 @@ def plans_of(shape: HostShape, device: torch.device) -> Plans:
 class PassStep:
     """The batches of a pass, one after the other: a graphs.StaticStep with one key for a run."""
 
-    nets: NetsConfig
+    setup: Setup
     plans: Plans
     weights: TensorDict
     given: PassInputs
@@ -90,7 +90,7 @@ class PassStep:
             self.plans.slots[number],
             self.given.slot_flags,
             self.given.alpha,
-            params=self.weights["seeds", self.nets.shape.slots[number].name, "params"],
+            params=self.weights["seeds", self.setup.shape.slots[number].name, "params"],
             work=work,
             size=(side, side),
             pooled=pooled,
@@ -100,7 +100,7 @@ class PassStep:
         """The record that kernels of the classifier read; features: [., B, area, C] of the last
         block.
         """
-        shape = self.nets.shape
+        shape = self.setup.shape
         params = self.weights["host", "params"]
         labels = self.given.labels
         batch, area, channels = features.shape[1:]

@@ -10,7 +10,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_SIZE
-from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import COLOURS, BlockMemory
 from esper_soa.nets.engines.gpu.kernels import update
@@ -20,6 +19,7 @@ from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.update import Pool
 from esper_soa.nets.engines.gpu.slots import SlotWorkspace
 from esper_soa.nets.engines.gpu.step import PassStep, Plans, head_outputs
+from esper_soa.nets.setup import Setup
 
 
 class TrainSums(NamedTuple):
@@ -56,11 +56,11 @@ class TrainStep(PassStep):
     def step_(self, variant: int) -> None:
         """The batches of one optimiser step; with variant 1 gradient statistics are taken."""
         if self.memory is None:
-            self.memory = memory_of(self.nets, self.plans, self.weights, batch=self.batch)
+            self.memory = memory_of(self.setup, self.plans, self.weights, batch=self.batch)
         memory = self.memory
         slot_flags = self.given.slot_flags
         counter = self.given.counter
-        count = self.nets.accumulate
+        count = self.setup.accumulate
         for number in range(count):
             if number:
                 counter.add_(1)  # as the step below does behind its last batch
@@ -70,7 +70,7 @@ class TrainStep(PassStep):
             share = 1 / count if number == count - 1 else 1.0
             update.sum_(memory.pools, slot_flags, accumulate=number > 0, share=share)
         if variant == 1:
-            measures = update.measures_of(self.sums.gradients, self.nets.shape)
+            measures = update.measures_of(self.sums.gradients, self.setup.shape)
             update.measure_(memory.pools, self.plans.tensors, slot_flags, measures=measures)
         update.step_(memory.pools, slot_flags, self.sums.rules, counter=counter)
 
@@ -125,12 +125,12 @@ class TrainStep(PassStep):
             slots.weights_(tuple(records.values()), partials, self.batch)
 
 
-def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -> TrainMemory:
+def memory_of(setup: Setup, plans: Plans, weights: TensorDict, batch: int) -> TrainMemory:
     """Memory for batches of B images; of partial sums every column is 0 at first."""
-    shape = nets.shape
+    shape = setup.shape
     params = weights["host", "params"]
     num_nets = params.shape[0]
-    images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=nets.precision)
+    images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=setup.precision)
     block_memory = [blocks.memory_of(plan, num_nets, batch, like=images) for plan in plans.blocks]
     pooled = list[Tensor]()
     codes = list[Tensor]()

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_SIZE
-from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import COLOURS
 from esper_soa.nets.engines.gpu.kernels.head import (
@@ -20,6 +19,7 @@ from esper_soa.nets.engines.gpu.kernels.images import cut_
 from esper_soa.nets.engines.gpu.slots import SlotWorkspace
 from esper_soa.nets.engines.gpu.step import PassStep, Plans, head_outputs
 from esper_soa.nets.engines.gpu.tree import TreeLevel
+from esper_soa.nets.setup import Setup
 
 
 class ValidationSums(NamedTuple):
@@ -61,7 +61,7 @@ class ValidationStep(PassStep):
                 rows=[level.rows for level in sums.levels],
                 programs=slots.num_programs(inputs.first.device),
             )
-            self.memory = memory_of(self.nets, self.plans, extent, device=inputs.first.device)
+            self.memory = memory_of(self.setup, self.plans, extent, device=inputs.first.device)
         memory = self.memory
         cut_(self.crops, inputs.counter, memory.images)
         features, branches = self._forward_(memory)
@@ -105,11 +105,11 @@ class MemorySizes(NamedTuple):
 
 
 def memory_of(
-    nets: NetsConfig, plans: Plans, extent: MemorySizes, device: torch.device
+    setup: Setup, plans: Plans, extent: MemorySizes, device: torch.device
 ) -> ValidationMemory:
     """Memory of a step."""
     size = (extent.image_sets, extent.batch, IMAGE_SIZE**2, COLOURS)
-    images = torch.empty(size, dtype=nets.precision, device=device)
+    images = torch.empty(size, dtype=setup.precision, device=device)
     last = 1
     row_counts = iter(extent.rows)
     features = list[Tensor]()
@@ -128,5 +128,5 @@ def memory_of(
                 plans.slots[number], extent.programs, (side, side), like=images, gradients=False
             )
             spares[number] = images.new_empty(extent.programs, side**2, plan.outputs)
-    answers = head_outputs(nets.shape, extent.num_nets * last, extent.batch, like=images)
+    answers = head_outputs(setup.shape, extent.num_nets * last, extent.batch, like=images)
     return ValidationMemory(images, features, places, spares=spares, answers=answers)

@@ -35,7 +35,7 @@ class TrainingChunk:
     def __init__(self, shared: Pass[TrainingFeed], rules: Rules, envs: np.ndarray) -> None:
         self.shared = shared
         weights = shared.weights
-        shape = shared.nets.shape
+        shape = shared.setup.shape
         device = shared.alpha.device
         self.env_numbers = upload(envs, device)
         self.rules = [rule.of(self.env_numbers) for rule in rules]
@@ -59,7 +59,7 @@ class TrainingChunk:
         Under loss scales, networks of envs whose gradient overflows are left as they are.
         """
         before = self._copies() if self.scales is not None else []
-        count = self.shared.nets.accumulate
+        count = self.shared.setup.accumulate
         batches = range(step * count, (step + 1) * count)
         grads, *others = [self._gradients(batch, call) for batch in batches]
         for more in others:
@@ -92,8 +92,8 @@ class TrainingChunk:
         def noise() -> Tensor:
             return feed.draw.noise(self.env_numbers, batch)
 
-        shape = self.shared.nets.shape
-        dtype = self.shared.nets.precision
+        shape = self.shared.setup.shape
+        dtype = self.shared.setup.precision
         leaf = self.params.detach().requires_grad_()
         seeds = TrainingSeeds(self.actives, labels.shape[1])
         with precision.autocast(dtype, inputs.device):
@@ -143,7 +143,7 @@ class TrainingChunk:
             rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
             host["statistics"].index_copy_(0, envs, rows)
         for active in self.actives:
-            scatter_rows_(weights, self.shared.nets.shape, active)
+            scatter_rows_(weights, self.shared.setup.shape, active)
         if self.scales is not None:
             self.scales.write_back_(envs)
 
@@ -173,8 +173,8 @@ class SubsetSeeds(SeedFiller):
 @torch.no_grad()
 def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor, Tensor]:
     """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
-    nets = shared.nets
-    shape = nets.shape
+    setup = shared.setup
+    shape = setup.shape
     device = shared.alpha.device
     envs = upload(job.envs, device)
     host = shared.weights["host"]
@@ -188,11 +188,11 @@ def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor,
     loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=device)
     correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=device)
     counts = torch.zeros_like(loss)
-    for inputs, labels in shared.feed.batches(envs, nets.eval_batch):
+    for inputs, labels in shared.feed.batches(envs, setup.eval_batch):
         targets = labels.expand(-1, num_nets, *labels.shape[2:])
         seeds = SubsetSeeds(actives, num_nets, job.plan, labels.shape[0])
-        with precision.autocast(nets.precision, inputs.device):
-            batch = precision.as_input(inputs, nets.precision), targets
+        with precision.autocast(setup.precision, inputs.device):
+            batch = precision.as_input(inputs, setup.precision), targets
             losses, right = evaluate_loss(shape, folded, batch, filler=seeds, row=rows[0])
         loss += losses
         correct += torch.stack([right[row] for row in rows])
@@ -207,14 +207,14 @@ class TorchEngine(PieceEngine):
     chosen: EngineChoice = EngineChoice(False, "plain torch")
 
     def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
-        nets = shared.nets
+        setup = shared.setup
 
         def train_chunk_(
             envs: np.ndarray, gradients: Gradients, call: Call
         ) -> tuple[Tensor, Tensor]:
             chunk = TrainingChunk(shared, rules, envs)
-            for step in range(num_batches // nets.accumulate):
-                measured = step % nets.task.gradient_stride == 0
+            for step in range(num_batches // setup.accumulate):
+                measured = step % setup.task.gradient_stride == 0
                 chunk.step_(step, gradients if measured else None, call)
             chunk.write_back_()
             return chunk.loss / num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen

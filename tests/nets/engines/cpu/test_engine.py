@@ -115,11 +115,11 @@ def made(task: TaskConfig, split: bool = False, batches: int = 3, engine: str = 
 
 def rule(world: World, **changed: object) -> None:
     """Change what the networks of a world have in common."""
-    world.rules = world.rules._replace(nets=world.rules.nets._replace(**changed))
+    world.rules = world.rules._replace(setup=world.rules.setup._replace(**changed))
 
 
 def num_slots(world: World) -> int:
-    return len(world.rules.nets.shape.slots)
+    return len(world.rules.setup.shape.slots)
 
 
 def active_seeds_of(seed: int, num_slots: int) -> ActiveSeeds:
@@ -168,7 +168,7 @@ def played(
     """
     runs = TorchEngine() if exact else world.rules.engine
     assert exact or isinstance(runs, CpuEngine)
-    nets = world.rules.nets
+    nets = world.rules.setup
     work = world.work(0)
     dtype = dtype or (torch.float64 if exact else torch.float32)
     weights = world.weights.clone().to(dtype)
@@ -284,7 +284,7 @@ def test_every_env_has_its_own_validation_images_and_may_have_one_less() -> None
 
 def test_vanishing_and_exploding_gradients_are_noticed() -> None:
     world = made(TASKS[0])
-    pool = world.weights["seeds", world.rules.nets.shape.slots[1].name]["params"]
+    pool = world.weights["seeds", world.rules.setup.shape.slots[1].name]["params"]
     pool[1] = 0  # scale and shift: nothing reaches the kernel
     world.weights["host", "params"][2, -330:] *= 1e6  # the classifier
     active_seeds = seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD, num_slots=6)
@@ -366,7 +366,7 @@ def test_a_number_that_is_not_finite_spreads_as_in_torch_alone(part: int, broken
     world = made(TaskConfig(num_blocks=2, num_pools=1), batches=1)
     active_seeds = active_seeds_of(8, num_slots(world))
     healthy = played(world, active_seeds)
-    parts = world.rules.nets.shape.parameters.unpack(world.weights["host", "params"])
+    parts = world.rules.setup.shape.parameters.unpack(world.weights["host", "params"])
     parts[part][2].view(-1)[1] = broken
     ours = played(world, active_seeds)
     assert_same_bits(ours, healthy, OTHERS)
@@ -381,7 +381,7 @@ def test_a_number_that_is_not_finite_spreads_as_in_torch_alone(part: int, broken
 @pytest.mark.parametrize("channels", [3, 8, 16])
 def test_equal_pixels_send_their_gradient_to_the_first_as_torch_does(channels: int) -> None:
     world = made(TaskConfig(base_channels=channels, num_blocks=2, num_pools=2), batches=1)
-    shape = world.rules.nets.shape
+    shape = world.rules.setup.shape
     kernel, _, shift, *_ = shape.parameters.unpack(world.weights["host", "params"])
     kernel[:, 0] = 0.0  # all its pixels are equal
     shift[:, 0] = 0.5
@@ -411,7 +411,7 @@ def test_nan_is_the_maximum_of_its_window_wherever_it_stands_as_in_torch(channel
     images = validation._replace(bank=bank._replace(lines=lines, values=values), order=order)
     none = seeds_of(1, Stage.BLENDING, Blend.ADD, num_slots(world), slots=())
     rules = world.rules
-    tested = rules.engine.validate(rules.nets, world.weights, alphas(none), none, images)
+    tested = rules.engine.validate(rules.setup, world.weights, alphas(none), none, images)
     windows = torch.zeros(4, 4).fill_diagonal_(float("nan")).view(4, 1, 2, 2)
     pooled = functional.max_pool2d(windows, 2).flatten()
     assert tested.loss.isnan().tolist() == [*pooled.isnan().tolist(), False, False]
@@ -419,7 +419,9 @@ def test_nan_is_the_maximum_of_its_window_wherever_it_stands_as_in_torch(channel
 
 def test_right_answers_among_equal_or_broken_logits_are_those_of_torch() -> None:
     world = made(TASKS[0], batches=1)
-    *_, classifier, bias = world.rules.nets.shape.parameters.unpack(world.weights["host", "params"])
+    *_, classifier, bias = world.rules.setup.shape.parameters.unpack(
+        world.weights["host", "params"]
+    )
     classifier[:2] = 0.0
     bias[0] = 0.0
     bias[1] = torch.tensor([-1.0, *[0.5] * 9])
@@ -451,7 +453,7 @@ OPTIONS = {
 
 def columns(world: World, active_seeds: ActiveSeeds, env: int, slot: int) -> list[slice]:
     """Where the seed of an env has its numbers in the slot's row, and its gate where it has one."""
-    shape = world.rules.nets.shape
+    shape = world.rules.setup.shape
     blueprint = shape.blueprint(active_seeds.blueprint[env, slot])
     table = seed_table(blueprint, shape.slots[slot].channels)
     layout = pools.row_layout(shape, slot)
@@ -488,13 +490,13 @@ def steps_apart_in(
     """
     ours, theirs = (played(world, active_seeds, exact) for exact in (False, True))
     wrong = apart_in(ours, theirs, torch.inf, nothing, share)
-    momentum = world.rules.nets.task.momentum
+    momentum = world.rules.setup.task.momentum
     for env in range(NUM_ENVS):
         before = world.weights["host"]
         mine, its = (step_of(one.weights["host"], before, env, momentum) for one in (ours, theirs))
         wrong[env] |= not close(mine, its, its, share)
     for env, slot in np.argwhere(active_seeds.running & ~active_seeds.frozen):
-        name = world.rules.nets.shape.slots[slot].name
+        name = world.rules.setup.shape.slots[slot].name
         before = world.weights["seeds", name]
         pools_ = (one.weights["seeds", name] for one in (ours, theirs))
         mine, its = (step_of(pool, before, env, momentum) for pool in pools_)
@@ -516,7 +518,7 @@ def test_clipping_decay_gates_and_frozen_seeds_all_at_once_equal_torch(name: str
     wanted = -task.host_lr * host["momentum"].double()
     torch.testing.assert_close(moved, wanted, rtol=0, atol=1e-7)
     for env, slot in np.argwhere(active_seeds.running):
-        name = world.rules.nets.shape.slots[slot].name
+        name = world.rules.setup.shape.slots[slot].name
         before = world.weights["seeds", name]
         after = ours.weights["seeds", name]
         if active_seeds.frozen[env, slot]:
@@ -550,7 +552,7 @@ MADE = (
 def extended(task: TaskConfig) -> World:
     """As `made`, with the blueprints MADE beside those of the package."""
     world = made(task, batches=1)
-    shape = host_shape(task, world.rules.nets.shape.slots, (*BLUEPRINTS, *MADE))
+    shape = host_shape(task, world.rules.setup.shape.slots, (*BLUEPRINTS, *MADE))
     rule(world, shape=shape)
     g = torch.Generator().manual_seed(3)
     seeds = pools.allocate(shape, NUM_ENVS, CPU, torch.float32)["seeds"]
@@ -574,7 +576,7 @@ def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and
     task = TaskConfig(name="two", base_channels=channels, num_blocks=2, num_pools=2)
     task.max_grad_norm = 0.02
     world = extended(task)
-    assert engine.obstacle("two", world.rules.nets.shape, [blueprint.name]) == ""
+    assert engine.obstacle("two", world.rules.setup.shape, [blueprint.name]) == ""
     rule(world, detached_stages=detached)
     cases = [(stage, blend) for stage in STAGES for blend in BLENDS]
     stage, blend = (

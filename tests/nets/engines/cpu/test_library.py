@@ -21,10 +21,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from esper_soa.nets.engine import NetsConfig, TrainReport
+from esper_soa.nets.engine import TrainReport
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
 from esper_soa.nets.engines.cpu.proof import choose_native
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import rules_of
 from esper_soa.system.cores import this_processor
 from tests.builders.warm import Popen
@@ -260,7 +261,7 @@ def test_the_proof_compares_all_that_a_step_changes(make, size: int, seed: int) 
 class Idle(TorchEngine):
     """Learns nothing."""
 
-    def train_(self, nets: NetsConfig, weights: TensorDict, *given: object) -> TrainReport:
+    def train_(self, nets: Setup, weights: TensorDict, *given: object) -> TrainReport:
         return super().train_(nets, weights.clone(), *given)
 
 
@@ -270,7 +271,7 @@ class Faster(TorchEngine):
 
     factor = 2.0
 
-    def train_(self, nets: NetsConfig, *given: object) -> TrainReport:
+    def train_(self, nets: Setup, *given: object) -> TrainReport:
         return super().train_(nets, *given, rules_of(nets.task, self.factor))
 
 

@@ -20,23 +20,26 @@ from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.step import StepData, initial_state
 from esper_soa.env.world import World
 from esper_soa.nets.choose import ENGINES, choose_engine
+from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.data.images import cut_batch, training_crops
-from esper_soa.nets.engine import Engine, EngineChoice, Sizes, TrainReport, ValidationReport
+from esper_soa.nets.engine import Engine, EngineChoice, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
+from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.gradients import SMALLEST_NORM
+from esper_soa.nets.needs import BUILT, PASSED, at_once
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds.seed_plan import seed_plan
 from esper_soa.nets.seeds.subsets import max_rows, subset_codes
 from esper_soa.nets.sgd import rules_of
-from esper_soa.runtime.device import sizes_of
-from esper_soa.runtime.memory import BUILT, PASSED, needs, plan_in_words
+from esper_soa.runtime.memory import needs, needs_in_words
 from esper_soa.system.errors import SettingError
-from esper_soa.training.loop.build import build_rules, build_world, trial_of
+from esper_soa.training.loop.build import build_world, make_setup
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 from tests.builders.gpu_mixtures import APPROXIMATE, DEVICE, planned_roster
 from tests.builders.tiny_world import (
     CPU,
     SMALL_TASK,
+    rules_from,
     seeds_where,
     silence_hosts_,
     tiny_rules,
@@ -72,9 +75,9 @@ def build(
     cfg.compute.engine = "torch"
     world = build_world(cfg, DEVICE)
     g = torch.Generator().manual_seed(3)
-    nets = world.rules.nets
+    nets = world.rules.setup
     task = replace(nets.task, gradient_stride=2)
-    world.rules = world.rules._replace(nets=nets._replace(eval_batch=3, task=task))
+    world.rules = world.rules._replace(setup=nets._replace(eval_batch=3, task=task))
     for pool in (world.weights["host"], *world.weights["seeds"].values()):
         pool["params"].copy_(0.4 * torch.randn(pool["params"].shape, generator=g))
     return world
@@ -99,7 +102,7 @@ def play(
     world: World, engine: Engine, seeds: ActiveSeeds, given: StepData | None = None
 ) -> tuple[TrainReport, ValidationReport]:
     work = given or world.work(0)
-    nets = world.rules.nets
+    nets = world.rules.setup
     alpha = 0.7 * torch.from_numpy(seeds.visible).to(DEVICE).double()
     claimed = engine.claim_(nets, world.weights, seeds.resident(DEVICE), work.seed_keys)
     halved = rules_of(nets.task, 0.5)
@@ -184,7 +187,7 @@ def after_batches(
     """Gradient statistics, loss and weights; validation, which costs more than they do, is not
     played.
     """
-    nets = world.rules.nets
+    nets = world.rules.setup
     alpha = 0.7 * torch.from_numpy(seeds.visible).to(DEVICE).double()
     work = world.work(0)
     claimed = engine.claim_(nets, world.weights, seeds.resident(DEVICE), work.seed_keys)
@@ -216,7 +219,7 @@ def test_behind_a_seed_with_a_gate_one_without_leaves_the_gate_alone() -> None:
 def test_two_batches_to_a_step_and_gradients_that_vanish_cost_health_as_in_torch() -> None:
     worlds = [build(1, 2, ("r1c1",), BARE) for _ in range(2)]
     for world in worlds:
-        world.rules = world.rules._replace(nets=world.rules.nets._replace(accumulate=2))
+        world.rules = world.rules._replace(setup=world.rules.setup._replace(accumulate=2))
         world.weights["seeds", "r1c1", "params"].zero_()  # nothing reaches the kernel
     seeds = one_seed(Blend.ADD)
     wanted = after_batches(worlds[1], worlds[1].rules.engine, seeds, 2)
@@ -258,7 +261,7 @@ def test_in_bfloat16_a_pass_is_near_float32() -> None:
     exact = build(1, 3)
     seeds = some_seeds(1, 3, 1)
     before = exact.weights.clone()
-    low.rules = low.rules._replace(nets=low.rules.nets._replace(precision=torch.bfloat16))
+    low.rules = low.rules._replace(setup=low.rules.setup._replace(precision=torch.bfloat16))
     found = results(low, GpuEngine(), seeds)
     wanted = results(exact, exact.rules.engine, seeds)
     for name in ("train loss", "tested"):
@@ -308,8 +311,7 @@ def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_p
 ) -> None:
     world = build(3, 2)
     engine = GpuEngine()
-    sizes = Sizes(3, 2, 3, 3)
-    planned = engine.persistent_bytes(world.rules.nets, sizes, DEVICE)
+    planned = at_once(engine.needs(world.setup._replace(train_samples=3, val_samples=3)))
     own = {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
     with counted(monkeypatch):
         play(world, engine, some_seeds(3, 3, 1))
@@ -320,20 +322,20 @@ def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_p
     made = {one.data_ptr(): one.nbytes() for one in found if one.data_ptr() not in own}
     assert len(steps) == 2
     assert 0.99 < planned / sum(made.values()) <= 1.0
-    assert world.rules.engine.persistent_bytes(world.rules.nets, sizes, DEVICE) == 0
 
 
 def test_what_an_engine_keeps_must_find_room_beside_the_rest_of_the_run() -> None:
-    given = trial_of(replace(tiny_settings(3, 3, 4), compute=ComputeConfig(workers=1)), DEVICE)
-    given = given._replace(sizes=given.sizes._replace(num_envs=2**20))
-    kept = GpuEngine().persistent_bytes(given.nets, given.sizes, DEVICE)
+    compute = ComputeConfig(workers=1, engine="triton")
+    given = make_setup(replace(tiny_settings(3, 3, 4), compute=compute), DEVICE)
+    given = given._replace(num_envs=2**20)
+    kept = at_once(GpuEngine().needs(given))
     assert kept > 10 * 2**30
-    engine = choose_engine("triton", given._replace(room=lambda: kept))
+    engine = choose_engine(given, synthetic, kept)
     assert isinstance(engine, GpuEngine)
     reason = "triton (compute.engine=triton)"
     assert engine.chosen == EngineChoice(False, reason, name="triton")
     for room, left in ((kept - 1, f"{kept / 2**30:.1f}"), (-(2**30), "0.0")):
-        assert ENGINES["triton"].obstacle(given._replace(room=lambda own=room: own)) == (
+        assert ENGINES["triton"].obstacle(given, room) == (
             f"its steps keep {kept / 2**30:.1f} GiB, and {left} GiB are free beside the rest of "
             "the run: lower envs, batch_size or task.base_channels"
         )
@@ -366,7 +368,7 @@ def trained_by_rule(
     """Weights and losses of 2 envs after an env-step, by the GPU's engine or by torch."""
     world = build(2, 2, SLOTS[:1], replace(SMALL_TASK, **settings))
     work = world.work(0)
-    nets = world.rules.nets
+    nets = world.rules.setup
     engine = GpuEngine() if triton else world.rules.engine
     alpha = 0.7 * torch.from_numpy(seeds.visible).to(DEVICE).double()
     claimed = engine.claim_(nets, world.weights, seeds.resident(DEVICE), work.seed_keys)
@@ -383,26 +385,27 @@ def test_a_run_that_keeps_more_than_the_machine_has_is_refused_before_it_begins(
     cfg.envs = 2048
     cfg.data = DataConfig(name="synthetic", synthetic_train=2048, synthetic_test=32)
     with pytest.raises(SettingError, match="Its steps keep"):
-        build_rules(cfg, DEVICE)
+        rules_from(cfg, DEVICE)
 
 
 def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
     cfg = compose_settings("", ["envs=64"])
-    rules = tiny_rules(3, 4)._replace(nets=trial_of(cfg, CPU).nets)
-    engines = (rules.engine, GpuEngine())
-    plain, kept = (plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in engines)
+    setup = make_setup(cfg, CPU)
+    engines = (TorchEngine(), GpuEngine())
+    plain, kept = (needs_in_words(setup, cfg.policy, engine) for engine in engines)
     assert "for the steps of" not in plain
     assert re.search(r"\); \d+\.\d GiB are free$", plain)
     told = r"at least 1,[4-9]\d\d MiB on cpu \(1,[3-9]\d\d MiB of it for the steps of torch"
     assert re.search(told, kept)
     # passes need nothing beside the steps that they are
     cfg = compose_settings("", ["policy=wait", "batch_size=512", "train_samples=512"])
-    parts = needs(cfg, CPU)
+    setup = make_setup(cfg, CPU)
+    parts = needs(setup, cfg.policy)
     lasting = sum(need.size for need in parts if not need.during)
     drawn = sum(need.size for need in parts if need.during == BUILT)
     assert sum(need.size for need in parts if need.during == PASSED) > drawn + 2**20
-    steps = GpuEngine().persistent_bytes(rules.nets, sizes_of(cfg), CPU)
-    told = plan_in_words(cfg, CPU, rules._replace(engine=GpuEngine()))
+    steps = at_once(GpuEngine().needs(setup))
+    told = needs_in_words(setup, cfg.policy, GpuEngine())
     assert f"at least {(lasting + drawn + steps) / 2**20:,.0f} MiB" in told
 
 
@@ -430,7 +433,7 @@ def a_state(num_envs: int = 40) -> tuple:
 def test_the_roster_read_on_the_device_is_that_of_the_host(ablate_fossils: bool) -> None:
     rules, slots, ramp = a_state()
     seeds = slot_seeds(slots, ramp, ablate_fossils)
-    detached = rules.nets.detached_stages
+    detached = rules.setup.detached_stages
     active = read_active_seeds(seeds)
     with SyncGuard():
         trained = slot_flags.training_flags(seeds, detached)
@@ -495,7 +498,7 @@ def test_an_env_step_with_births_waits_for_nothing(monkeypatch: pytest.MonkeyPat
     born = slot_seeds(slots.replace(newborn=yes, fresh_momentum=yes), ramp, True)
     engine = GpuEngine()
     work = world.work(0)
-    given = (world.rules.nets, world.weights)
+    given = (world.rules.setup, world.weights)
     with counted(monkeypatch):
         for first in (True, False):  # tables of a run are made at first use
             with nullcontext() if first else SyncGuard():
@@ -526,7 +529,7 @@ def chosen(
     engine: str, task: TaskConfig = SMALL_TASK, device: torch.device = DEVICE, **compute: str
 ) -> Engine:
     cfg = TrainConfig(task=task, slots=["r0c0"], compute=ComputeConfig(engine=engine, **compute))
-    return choose_engine(engine, trial_of(cfg, device))
+    return choose_engine(make_setup(cfg, device), synthetic)
 
 
 def test_the_engine_is_chosen_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,13 +577,12 @@ def test_hosts_that_the_kernels_cannot_take_are_refused_with_a_reason(
 
 
 def test_batches_that_no_grid_holds_are_refused_with_a_reason() -> None:
-    trial = trial_of(
-        compose_settings("", ["envs=1", "batch_size=4096", "train_samples=4096"]), DEVICE
-    )
+    words = ["compute.engine=triton", "envs=1", "batch_size=4096", "train_samples=4096"]
+    setup = make_setup(compose_settings("", words), DEVICE)
     with pytest.raises(
         SettingError, match="They hold at most 4095 images in a batch, not 4096\\.$"
     ):
-        choose_engine("triton", trial)
+        choose_engine(setup, synthetic)
 
 
 def test_activations_and_parameters_with_gaps_are_refused() -> None:

@@ -19,12 +19,11 @@ from esper_soa.env.env import Env
 from esper_soa.env.step import EAGER
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import synthetic
-from esper_soa.nets.engine import Sizes
-from esper_soa.training.loop.build import build_rules, build_world
+from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import EpisodeRunner, Player, Round, rollout_of, row_of
 from esper_soa.training.loop.players import build_player
 from esper_soa.training.results.metrics import MetricsAccumulator
-from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
+from tests.builders.tiny_world import CPU, quiet_progress, rules_from, tiny_settings
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
@@ -89,10 +88,9 @@ def launches_of_an_env_step(
     # looks at labels, before a run
     monkeypatch.setattr("esper_soa.nets.data.batches.check_classes", lambda *_: None)
     cfg = settings(num_envs, task, slots, "torch")
-    rules = build_rules(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
-    sizes = Sizes(num_envs, batch_size=2, train_samples=4, val_samples=4)
+    rules = rules_from(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
     images = synthetic(16, 8, CPU).to(META)
-    world = World(rules, images, sizes, cfg.data, 0, EAGER._replace(steps=Watched(launches)))
+    world = World(rules, images, 0, EAGER._replace(steps=Watched(launches)))
     player = build_player(cfg, world)
     env = Env(world)
     assert isinstance(player.agent, RecurrentPolicy)
@@ -101,7 +99,7 @@ def launches_of_an_env_step(
     agent.steps = Watched(launches)
     rollout = rollout_of(world, player)
     assert rollout is not None
-    metrics = MetricsAccumulator(rules, num_envs, sizes.train_samples, world.kernels)
+    metrics = MetricsAccumulator(rules, num_envs, cfg.train_samples, world.kernels)
     fresh = memory = agent.start(num_envs, META)
     env.begin_(0)
     for step in range(2):
