@@ -69,7 +69,7 @@ class PPOConfig(Settings, path="policy.ppo."):
     entropy_coef_min: float = weight(0.01)  # never less
     # From start to end.
     entropy_anneal_rounds: int = number(0, 0, COUNT, note="0 = stays at entropy_coef")
-    # Of entropy_coef, per head.
+    # Factors of entropy_coef, per head.
     entropy_multiplier: dict[str, float] = table(
         _per_head(1.0, 1.0, 1.3, style=1.2, tempo=1.3, others=1.2), 0, WEIGHT
     )
@@ -80,9 +80,9 @@ class PPOConfig(Settings, path="policy.ppo."):
         1,
     )
     floor_penalty_rounds: int = number(100, 1, COUNT)  # over which the floor penalty is relaxed
-    # What the floor costs.
+    # The price of entropy below the floor.
     entropy_floor_penalty: dict[str, float] = table(_per_head(*[0.3, 0.1] * 3), 0, WEIGHT)
-    # Of every legal choice; all of a head together at most 1.
+    # Least probability of a legal choice; all of a head together at most 1.
     probability_floor: dict[str, float] = table(
         _per_head(0.15, 0.05, 0.12, style=0.08, tempo=0.12, others=0.06), 0, 1
     )
@@ -92,9 +92,8 @@ class PPOConfig(Settings, path="policy.ppo."):
     contribution_coef: float = weight(0.05)  # of the auxiliary loss that predicts contributions
     contribution_warmup: int = number(1000, 0, COUNT)  # updates until it has full weight
     forced_value_weight: float = weight(0.2)  # in the value loss, of steps with WAIT alone legal
-    observation_momentum: float = number(
-        0.99, 0, 1, ends="[)"
-    )  # of the running moments of features
+    # Momentum of the running moments of features.
+    observation_momentum: float = number(0.99, 0, 1, ends="[)")
     observation_clip: float = number(10.0, 0, WEIGHT, ends="(]")  # standard deviations
     reward_clip: float = number(10.0, 0, WEIGHT, ends="(]")  # standard deviations
 

@@ -19,7 +19,7 @@ LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
 ADDED_GROUPS = ("experiment", "budget", "sweep")  # no default has an option of these
 OTHER_FOLDERS = ("--config-dir", "-cd", "hydra.searchpath")  # bring options that are not ours
 SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
-# What gives envs their own values, which Hydra takes as the text that the field holds.
+# Lists and ranges of values that differ by env, which Hydra takes as the text of the field.
 ENV_TEXT = re.compile(r"\[[^\[\]]*\]|\b(log_)?uniform\([^()]*\)")
 
 
@@ -31,7 +31,7 @@ def show_help_or_version(name: str) -> bool:
     if "--version" in sys.argv:
         version = import_module("importlib.metadata").version
         packages = ("esper-soa", "torch", "tensordict", "hydra-core")
-        program, *others = (f"{one} {version(one)}" for one in packages)
+        program, *others = (f"{package} {version(package)}" for package in packages)
         print(f"{program} (Python {sys.version.split()[0]}, {', '.join(others)})")
     elif {"--help", "-h"} & {*sys.argv}:
         text = Path(config_dir(), f"{name}.yaml").read_text(encoding="utf-8")
@@ -52,12 +52,12 @@ def options() -> dict[str, list[str]]:
 def prepare_arguments(arguments: Sequence[str], settings: type) -> list[str]:
     """`arguments`, plain flags first and slots as lists; raises UserError as `check_overrides`."""
     check_overrides(arguments, settings)
-    return sorted(expand_slots(arguments), key=lambda one: one not in LONE_FLAGS)
+    return sorted(expand_slots(arguments), key=lambda argument: argument not in LONE_FLAGS)
 
 
 def expand_slots(overrides: Sequence[str]) -> list[str]:
     """`overrides` as Hydra's type check asks for: the count slots=3 is the list slots=[3], and what
-    gives envs their own values, task.host_lr=[0.01,0.02], a text.
+    differs by env, task.host_lr=[0.01,0.02], a text.
     """
     return [_expand(*override.partition("=")) for override in overrides]
 

@@ -66,30 +66,30 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> settings
 
     entries: each an option of the group `task` and settings of its own. Raises UserError.
     """
-    given = next((one for one in overrides if _key(one) == "task"), "task=")
+    given = next((override for override in overrides if _key(override) == "task"), "task=")
     check(
         given == "task=", "task", given.partition("=")[2], allowed=f"left out with tasks={entries}"
     )
     worlds: dict[str, settings.TrainConfig] = {}
     for entry in entries:
-        option, *own = entry.split() or [""]
-        for setting in own:
+        option, *changes = entry.split() or [""]
+        for setting in changes:
             allowed = f"without {setting}, which is a setting of the whole run"
             check(
                 _key(setting).split(".")[0] in settings.OF_A_TASK, "tasks", entry, allowed=allowed
             )
         # of two overrides of a setting, Hydra takes the later one
-        one = compose_settings("", [*overrides, f"task={option}", *own, "tasks=[]"])
+        cfg = compose_settings("", [*overrides, f"task={option}", *changes, "tasks=[]"])
         allowed = "tasks of different names"
         remedy = "Give one of them another, as in 'cifar_impaired task.name=other'."
-        check(one.task.name not in worlds, "tasks", entry, allowed=allowed, remedy=remedy)
-        worlds[one.task.name] = one
+        check(cfg.task.name not in worlds, "tasks", entry, allowed=allowed, remedy=remedy)
+        worlds[cfg.task.name] = cfg
     first = next(iter(worlds.values()))
     if len(worlds) == 1:
         return first
     parts = {
-        name: settings.WorldConfig(**{field: getattr(one, field) for field in settings.OF_A_TASK})
-        for name, one in worlds.items()
+        name: settings.WorldConfig(**{field: getattr(cfg, field) for field in settings.OF_A_TASK})
+        for name, cfg in worlds.items()
     }
     return replace(first, tasks=list(entries), worlds=parts)
 
@@ -107,7 +107,7 @@ def _isolated_hydra() -> Iterator[None]:
     store.repo = dict(store.repo)
     instances = Singleton._instances
     resolvers = BaseContainer._resolvers
-    others = {kind: one for kind, one in instances.items() if kind not in HYDRA_SINGLETONS}
+    others = {kind: part for kind, part in instances.items() if kind not in HYDRA_SINGLETONS}
     Singleton._instances = {**others, ConfigStore: store}  # type: ignore[dict-item]
     BaseContainer._resolvers = dict(resolvers)
     try:

@@ -62,7 +62,7 @@ class GatesConfig(Settings, path="gates."):
 
 @dataclass
 class LifecycleConfig(Settings, path="lifecycle."):
-    """What moves a seed from stage to stage, as esper-lite's kasmina/slot.py."""
+    """Rules that move a seed from stage to stage, as esper-lite's kasmina/slot.py."""
 
     auto_forward_g1: bool = False  # GERMINATED -> TRAINING without an action
     auto_forward_g2: bool = False  # TRAINING -> BLENDING
@@ -143,9 +143,8 @@ class LossRewardConfig(Settings, path="reward.loss."):
     loss_delta_weight: float = signed(5.0)  # of the fall of the loss
     max_loss_delta: float = weight(5.0)  # most that one env-step counts, in typical changes
     regression_penalty_scale: float = weight(0.5)  # of a rise, relative to a fall
-    typical_loss_delta_std: float = number(
-        0.05, 0, WEIGHT, ends="(]"
-    )  # one typical change of the loss
+    # A typical change of the loss.
+    typical_loss_delta_std: float = number(0.05, 0, WEIGHT, ends="(]")
     compute_rent_weight: EnvNumber = env_number(0.05, 0, WEIGHT)  # of the logarithm of the growth
     max_rent_penalty: float = weight(5.0)  # most rent of one env-step
     grace_steps: int = number(3, 0, COUNT)  # age of a seed, below which its host pays no rent
@@ -180,16 +179,16 @@ class AttributionConfig(Settings, path="attribution."):
 class RewardConfig(Settings, path="reward."):
     """Every term of every reward mode. Costs and penalties are negative, rents positive."""
 
-    # Which terms are paid; reward_modes.py.
+    # The rule that pays; see reward_modes.py.
     mode: str = env_choice("shaped", REWARD_MODES, part=REWARD)
     scored_slots: str = choice("all", ("all", "target"))  # live ones, or the reference's rule
-    # What follows the last env-step of an episode for a learner: nothing, or its own estimate.
+    # The return behind the last env-step for a learner: none, or the critic's estimate.
     # auto: nothing in the mode net, which pays for the whole episode there.
     episode_end: str = choice("auto", ("auto", "terminated", "truncated"))
     # attribution
     contribution_weight: float = weight(1.0)  # reward per point of contribution
     proxy_confidence_factor: float = number(0.3, 0, 1)  # of it, if only improvement is known
-    # Of progress and contribution.
+    # The joint gain of progress and contribution: their mean or the smaller.
     attribution_formula: str = choice("harmonic", ("harmonic", "minimum"))
     attribution_sigmoid_steepness: float = number(3.0, 0, WEIGHT, ends="(]")  # where all do harm
     improvement_safe_threshold: float = number(0.1, 0, 100)  # total gain that backs a contribution
@@ -242,7 +241,7 @@ class RewardConfig(Settings, path="reward."):
     early_prune_threshold: int = number(5, 0, COUNT)  # age, below it an unmeasured one does
     early_prune_penalty: float = signed(-0.1)  # what it costs
     auto_prune_penalty: float = signed(-0.2)  # per seed that a rollback removes
-    # What the mode net pays for: percent points of accuracy, or hundredths of a nat of the loss.
+    # The mode net pays for percent points of accuracy, or hundredths of a nat of the loss.
     net_measure: str = choice("accuracy", ("accuracy", "loss"))
     # the end of the episode
     terminal_accuracy_weight: EnvNumber = env_number(0.05, -WEIGHT, WEIGHT)  # per percent

@@ -12,45 +12,47 @@ from esper_soa.vocabulary import HEAD_NAMES
 
 
 class Gone(NamedTuple):
-    """What became of a setting."""
+    """A setting that is gone."""
 
     value: object  # that holds in all runs now
     instead: str  # what to do, in a sentence
 
 
-LIMITS = "Leave it out: it is a constant. telemetry.anomaly.enabled=false looks for no anomaly."
-RULES = "Leave it out, or change the rules in an agent of your own."
-ILLEGAL = "Leave it out: no action that it is for is legal."
+ANOMALY_LIMITS = (
+    "Leave it out: it is a constant. telemetry.anomaly.enabled=false looks for no anomaly."
+)
+HEURISTIC_RULES = "Leave it out, or change the rules in an agent of your own."
+ILLEGAL_ACTIONS = "Leave it out: no action that it is for is legal."
 MIN_ENTROPY = dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}
 GONE = {
     "reward.split": Gone([], "Give the list to reward.mode, as in reward.mode=[shaped,net]."),
-    "reward.germinate_with_seed_penalty": Gone(-0.3, ILLEGAL),
-    "reward.invalid_fossilize_penalty": Gone(-1.0, ILLEGAL),
-    "reward.prune_fossilized_penalty": Gone(-1.0, ILLEGAL),
+    "reward.germinate_with_seed_penalty": Gone(-0.3, ILLEGAL_ACTIONS),
+    "reward.invalid_fossilize_penalty": Gone(-1.0, ILLEGAL_ACTIONS),
+    "reward.prune_fossilized_penalty": Gone(-1.0, ILLEGAL_ACTIONS),
     "policy.ppo.contribution_clip": Gone(10.0, "Leave it out: it is a constant."),
-    "policy.heuristic.embargo_steps_after_prune": Gone(5, RULES),
-    "policy.heuristic.blueprint_penalty_on_prune": Gone(2.0, RULES),
-    "policy.heuristic.penalty_decay": Gone(0.5, RULES),
-    "policy.heuristic.penalty_threshold": Gone(3.0, RULES),
-    "policy.heuristic.ransomware_contribution": Gone(0.1, RULES),
-    "policy.heuristic.ransomware_total_improvement": Gone(0.0, RULES),
-    "telemetry.anomaly.max_ratio": Gone(5.0, LIMITS),
-    "telemetry.anomaly.min_ratio": Gone(0.1, LIMITS),
-    "telemetry.anomaly.max_ratio_error_first": Gone(1e-3, LIMITS),
-    "telemetry.anomaly.max_value_loss": Gone(5.0, LIMITS),
-    "telemetry.anomaly.max_bellman_error": Gone(5.0, LIMITS),
-    "telemetry.anomaly.min_explained_variance": Gone(-0.5, LIMITS),
-    "telemetry.anomaly.min_lstm_rms": Gone(1e-6, LIMITS),
-    "telemetry.anomaly.max_gradient_drift": Gone(4.0, LIMITS),
-    "telemetry.anomaly.gradient_momentum": Gone(0.9, LIMITS),
-    "telemetry.anomaly.entropy_collapse": Gone(MIN_ENTROPY, LIMITS),
-    "telemetry.anomaly.patience": Gone(3, LIMITS),
-    "telemetry.anomaly.entropy_recovery": Gone(1.5, LIMITS),
+    "policy.heuristic.embargo_steps_after_prune": Gone(5, HEURISTIC_RULES),
+    "policy.heuristic.blueprint_penalty_on_prune": Gone(2.0, HEURISTIC_RULES),
+    "policy.heuristic.penalty_decay": Gone(0.5, HEURISTIC_RULES),
+    "policy.heuristic.penalty_threshold": Gone(3.0, HEURISTIC_RULES),
+    "policy.heuristic.ransomware_contribution": Gone(0.1, HEURISTIC_RULES),
+    "policy.heuristic.ransomware_total_improvement": Gone(0.0, HEURISTIC_RULES),
+    "telemetry.anomaly.max_ratio": Gone(5.0, ANOMALY_LIMITS),
+    "telemetry.anomaly.min_ratio": Gone(0.1, ANOMALY_LIMITS),
+    "telemetry.anomaly.max_ratio_error_first": Gone(1e-3, ANOMALY_LIMITS),
+    "telemetry.anomaly.max_value_loss": Gone(5.0, ANOMALY_LIMITS),
+    "telemetry.anomaly.max_bellman_error": Gone(5.0, ANOMALY_LIMITS),
+    "telemetry.anomaly.min_explained_variance": Gone(-0.5, ANOMALY_LIMITS),
+    "telemetry.anomaly.min_lstm_rms": Gone(1e-6, ANOMALY_LIMITS),
+    "telemetry.anomaly.max_gradient_drift": Gone(4.0, ANOMALY_LIMITS),
+    "telemetry.anomaly.gradient_momentum": Gone(0.9, ANOMALY_LIMITS),
+    "telemetry.anomaly.entropy_collapse": Gone(MIN_ENTROPY, ANOMALY_LIMITS),
+    "telemetry.anomaly.patience": Gone(3, ANOMALY_LIMITS),
+    "telemetry.anomaly.entropy_recovery": Gone(1.5, ANOMALY_LIMITS),
 }
 
 
 def gone_text(name: str) -> str:
-    """What a user is told who gives the setting `name` of GONE."""
+    """The message to a user who gives the setting `name` of GONE."""
     return f"{name}: this setting is gone. {GONE[name].instead}"
 
 

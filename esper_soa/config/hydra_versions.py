@@ -1,4 +1,4 @@
-"""What Hydra 1.3 and 1.4, and the OmegaConf that each brings, take by other names."""
+"""Names that differ between Hydra 1.3 and 1.4, and the OmegaConf that each brings."""
 
 from collections.abc import Callable
 

@@ -28,7 +28,7 @@ LAB = {
 
 
 def find_in_lab(key: str, asked: str, remedy: str = "") -> Callable[..., object]:
-    """What LAB has for `key`; UserError, which names what `asked` for it and what is missing."""
+    """The entry of LAB for `key`; UserError, which names what `asked` for it, without it."""
     module, name = LAB[key].split(":")
     try:
         return cast(Callable[..., object], getattr(import_module(module), name))

@@ -80,7 +80,7 @@ class Settings:
 
 
 class Rule:
-    """What a value must be; its words say what is allowed."""
+    """A condition on values; its words say what is allowed."""
 
     def holds(self, value: object) -> bool:
         """Whether `value` is allowed."""
@@ -144,7 +144,7 @@ class EnvRange(Range):
         return env_numbers(value, self.whole)
 
     def named(self, value: EnvNumber, numbers: Sequence[float]) -> Sequence[float | str]:
-        """What records say of envs that have these numbers by this value: the numbers."""
+        """The numbers, by which records name envs that have them."""
         return numbers
 
     def holds(self, value: object) -> bool:
@@ -205,7 +205,7 @@ class EnvChoice(Choice):
         return tuple(float(different.index(word)) for word in words)
 
     def named(self, value: EnvNumber, numbers: Sequence[float]) -> Sequence[float | str]:
-        """What records say of envs that have these places by this value: the words."""
+        """The words at these places, by which records name envs that have them."""
         different = [*dict.fromkeys(env_words(str(value)))]
         return [different[int(place)] for place in numbers]
 

@@ -126,7 +126,7 @@ def reference_to(kind: str, part: Part) -> str:
 
 
 def find(kind: str, reference: str, setting: str) -> Part:
-    """What `reference` names; raises SettingError where there is no such module or part.
+    """The part that `reference` names; raises SettingError where there is no such module or part.
 
     What the module itself raises while it is imported is not caught.
     """
@@ -180,4 +180,4 @@ def num_required(part: Part) -> int:
     """How many arguments the part must be called with."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     parameters = signature(part).parameters.values()
-    return sum(one.kind in kinds and one.default is Parameter.empty for one in parameters)
+    return sum(part.kind in kinds and part.default is Parameter.empty for part in parameters)

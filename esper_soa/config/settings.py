@@ -60,7 +60,7 @@ class ComputeConfig(Settings, path="compute."):
 
     # CPU threads that share chunks of envs, in training and in the policy's update; 1 on a GPU.
     workers: int = number(0, 0, 1024, note="0 = one per usable core")
-    # Of a torch operation outside the workers.
+    # CPU threads of a torch operation outside the workers.
     threads: int = number(0, 0, 1024, note="0 = 1")
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
@@ -68,7 +68,7 @@ class ComputeConfig(Settings, path="compute."):
     # Kernels of the state machine as compiled code: auto = on a CPU those that the cache has, on =
     # compile before the run; see runtime/step_cache.py and compilation.py.
     compile: str = choice("auto", SWITCHES)
-    # What runs the networks: auto = on a CPU the C kernels where they are proven, on a GPU the
+    # Program that runs networks: auto = on a CPU the C kernels where they are proven, on a GPU the
     # Triton kernels where they agree with torch when they are tried; a name insists on it.
     engine: str = choice("auto", ENGINES)
     # Replay what decides (state machine, policy, gradient steps) as CUDA graphs: auto = on an
@@ -113,7 +113,7 @@ class WorldConfig(Settings):
     accumulate: int = number(1, 1, 1_000_000)
     train_samples: int = number(256, 1, COUNT)  # T, training images per env-step and env
     val_samples: int = number(256, 1, COUNT)  # V, validation images per env-step and env
-    # Of the host, that may hold seeds; a number stands for so many from the first on.
+    # Places in the host that may hold seeds; a number stands for so many from the first on.
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
     max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")  # in a host at a time
     task: nets.TaskConfig = field(default_factory=nets.TaskConfig)
@@ -147,9 +147,9 @@ class TrainConfig(WorldConfig):
     # Several tasks in one run, that one policy plays: options of the group `task`, each followed by
     # settings of its own, as "text_small envs=4"; see compose.py.
     tasks: list[str] = field(default_factory=list)
-    # What each of them comes to, by the name of its task; the settings beside are the first one's.
+    # Settings of each task, by its name; the settings beside are those of the first.
     worlds: dict[str, WorldConfig] = field(default_factory=dict)
-    # What plays the last rounds too, for the final table.
+    # The policy that plays the last rounds too, for the final table.
     control: str = choice("wait", ("none", *CONTROLS), part=AGENT)
     control_rounds: int = number(1, 1, COUNT)  # last ones, that the control plays
     # Rounds between checkpoints.
@@ -167,8 +167,11 @@ class TrainConfig(WorldConfig):
         super().__post_init__()
         self._check_ranks()
         self._check_batches()
-        if self.task.host == "transformer" and self.data.name == "auto" and not self.data.root:
-            self.data = replace(self.data, name="text", context=self.task.transformer.context)
+        kind = nets.HOST_KINDS.get(self.task.host)
+        chosen = self.data.name != "auto" or self.data.root != ""
+        if kind is not None and kind.data != "auto" and not chosen:
+            context = self.task.transformer.context
+            self.data = replace(self.data, name=kind.data, context=context)
         self.slots = nets.resolve_slots(self.task, list(self.slots))
         own_host = is_reference(self.task.host)
         if not own_host:  # those of a user's own host, which needs torch, later
@@ -191,7 +194,9 @@ class TrainConfig(WorldConfig):
     def by_task(self) -> dict[str, "TrainConfig"]:
         """The settings of each task as if it were played alone, by its name; of one these."""
         worlds = {name: vars(world) for name, world in self.worlds.items()}
-        alone = {name: replace(self, tasks=[], worlds={}, **own) for name, own in worlds.items()}
+        alone = {
+            name: replace(self, tasks=[], worlds={}, **world) for name, world in worlds.items()
+        }
         return alone or {self.task.name: self}
 
     def _check_tasks(self) -> None:
@@ -201,9 +206,9 @@ class TrainConfig(WorldConfig):
             )
             return
         self.require(self.ranks == 1, "ranks", "1 with several tasks", remedy="Or play one alone.")
-        own = [list(filter(is_reference, one.task.blueprints)) for one in self.by_task.values()]
+        parts = [list(filter(is_reference, cfg.task.blueprints)) for cfg in self.by_task.values()]
         allowed = "so that all tasks offer the same blueprints of your own"
-        alike = self.policy.name != "ppo" or own.count(own[0]) == len(own)
+        alike = self.policy.name != "ppo" or parts.count(parts[0]) == len(parts)
         self.require(alike, "tasks", allowed, remedy="The policy has a row for each of them.")
 
     def _check_ranks(self) -> None:
