@@ -1,6 +1,6 @@
 """How large the project is and how its parts hang together, before and now, beside the ceilings.
 
-    python tests/lines.py [COMMIT]
+    python -m tests.lines [COMMIT]
 
 Ends with status 1 where a ceiling is passed. Python is counted as ruff formats it at 100 columns,
 with `fmt: skip` taken out, so that packed lines do not count as few; code is what remains without
@@ -21,7 +21,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from imports import class_names_used_twice, imports_against_the_order
+from tests.imports import (
+    circles,
+    class_names_used_twice,
+    imports_against_the_order,
+    imports_between,
+    parsed,
+)
+from tests.wording import counted, starred_tuples
 
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE = "58d03e46"  # compared with where no commit is named
@@ -139,40 +146,18 @@ def asked_of_python(folder: Path, program: str) -> int:
 
 def identifiers(folder: Path, name: str) -> int:
     """Times that the package has the identifier `name`."""
-    total = 0
-    for path in (folder / "esper_soa").rglob("*.py"):
-        text = io.StringIO(path.read_text(encoding="utf-8"))
-        tokens = tokenize.generate_tokens(text.readline)
-        total += sum(token.type == tokenize.NAME and token.string == name for token in tokens)
-    return total
-
-
-def starred_tuples(tree: ast.Module) -> set[tuple[int, int]]:
-    """Places of calls' arguments that star a local name bound to a tuple."""
-    places = set()
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        nodes = list(ast.walk(function))
-        bound = {
-            target.id
-            for node in nodes
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for call in nodes:
-            for part in call.args if isinstance(call, ast.Call) else ():
-                starred = part.value if isinstance(part, ast.Starred) else None
-                if isinstance(starred, ast.Name) and starred.id in bound:
-                    places.add((part.lineno, part.col_offset))
-    return places
+    return counted(folder / "esper_soa", [name])[name]
 
 
 def num_starred_tuples(folder: Path) -> int:
     """Tuples of the package that are made to be starred into a call."""
     paths = (folder / "esper_soa").rglob("*.py")
-    return sum(len(starred_tuples(ast.parse(path.read_text(encoding="utf-8")))) for path in paths)
+    return sum(len(list(starred_tuples(parsed(path)[1]))) for path in paths)
+
+
+def num_circles(folder: Path) -> int:
+    """Circles of modules of the package."""
+    return len(circles(imports_between(folder / "esper_soa")))
 
 
 def num_whole_settings(folder: Path) -> int:
@@ -201,6 +186,7 @@ COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
     "tuples starred into calls": (num_starred_tuples, 10),
     "the identifier `one`": (lambda folder: identifiers(folder, "one"), 300),
     "the identifier `own`": (lambda folder: identifiers(folder, "own"), 100),
+    "circles of modules": (num_circles, 0),
     "imports against the direction": (
         lambda folder: len(imports_against_the_order(folder / "esper_soa")),
         0,
