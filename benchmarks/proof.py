@@ -60,7 +60,7 @@ def facts_of(cfg: TrainConfig, options: argparse.Namespace) -> Facts:
     init, remedy = cfg.policy.init, "a policy that has learned: the proof is about it"
     check(cfg.policy.name == "ppo" and init != "none", "policy.init", init, remedy)
     world = build_world(cfg, resolve_device(cfg.device))
-    return facts | {"weights": proof_play.weights_stamp(build_player(cfg, world))}
+    return facts | {"weights": proof_play.weights_stamp(build_player(cfg.policy, world))}
 
 
 def play(options: argparse.Namespace) -> Record:

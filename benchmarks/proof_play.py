@@ -141,7 +141,7 @@ def play_job(job: Job) -> None:
         raise BenchmarkError(
             "code or images have changed since the proof was begun. Begin it again"
         )
-    player = build_player(cfg, world)
+    player = build_player(cfg.policy, world)
     units = Units(job.folder)
     learned = (job.data.stem, job.seed, LEARNED)
     for key in units.missing(job.keys):

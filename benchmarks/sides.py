@@ -78,7 +78,7 @@ class EngineSide:
             train = replace(train, compute=replace(cfg.compute, compile="on"))
         self.threads = apply_threads(self.cfg.compute.threads)
         self.world = build_world(train, self.device)
-        player = build_player(train, self.world)
+        player = build_player(train.policy, self.world)
         self.agent = player.agent
         self.learner = player.learner
         self.player = player if cfg.grow else Player(Waiting(player.agent), player.learner)

@@ -122,11 +122,9 @@ class Simulator:
         if agent is not None:
             self.agent: Agent = CheckedAgent("policy", agent)
         elif name != "ppo":
-            self.agent = rule_player(
-                name, "policy.name", settings.policy, setup=self.world.setup, seed=settings.seed
-            )
+            self.agent = rule_player(name, "policy.name", settings.policy, setup=self.world.setup)
         else:
-            self.agent = import_module(PLAYERS).build_player(settings, self.world).agent
+            self.agent = import_module(PLAYERS).build_player(settings.policy, self.world).agent
 
     def _build(self, seed: int) -> None:
         with memory_errors(UserError):
@@ -242,7 +240,7 @@ class Simulator:
             raise RuntimeError(f"{problem}: call reset, or play an episode")
         number = self.world.round + 1
         networks = import_module(NETWORKS)
-        (host,) = networks.export_hosts(self.world, self.settings, self._hosts, number, [env])
+        (host,) = networks.export_hosts(self.world, self._hosts, number, [env])
         network: GrownNetwork = host.network()
         networks.add_test_accuracy(network, self.world.data)
         return network

@@ -140,3 +140,21 @@ def class_names_used_twice(package: Path) -> set[str]:
     nodes = [node for path in package.rglob("*.py") for node in walked(parsed(path)[1])]
     count = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     return {name for name, times in count.items() if times > 1}
+
+
+WHOLE_SETTINGS = ("cfg", "settings")  # names of records of all settings of a run
+OF_THE_SETUP = ("task", "slots", "data", "compute")  # parts that `Setup` is made of
+
+
+def reads_of_setup_settings(tree: ast.Module) -> set[str]:
+    """Functions of a module that read a part of the settings which stands in `Setup`."""
+    return {
+        function.name
+        for function in walked(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in walked(function)
+        if isinstance(node, ast.Attribute) and node.attr in OF_THE_SETUP
+        for record in [node.value]
+        if (isinstance(record, ast.Name) and record.id in WHOLE_SETTINGS)
+        or (isinstance(record, ast.Attribute) and record.attr in WHOLE_SETTINGS)
+    }

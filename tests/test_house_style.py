@@ -22,6 +22,7 @@ from tests.imports import (
     imports_between,
     module_of,
     parsed,
+    reads_of_setup_settings,
     upward_imports,
     walked,
 )
@@ -48,6 +49,13 @@ MOST_LINES_UNTESTED = 60  # of a module without a test file of its name
 AGAINST_THE_ORDER: set[tuple[str, str]] = set()
 # Class names that more than one class still has.
 USED_TWICE: set[str] = set()
+# Functions that read what `Setup` is made of: the one that makes it, and those that are about a
+# command's or a recorded run's settings, of which nothing is built.
+READS_SETUP_SETTINGS = {
+    "training.loop.build": {"make_setup"},
+    "training.loop.evaluation": {"evaluate_in_session"},  # threads, of the command
+    "training.start.runs": {"_source", "_validation_order", "policy", "tasks"},
+}
 # What an engine is made of is the business of that engine and of whoever chooses between them.
 CHOOSER = "nets.choose"
 ENGINES = "nets.engines"
@@ -353,6 +361,19 @@ def test_no_module_imports_itself_by_way_of_others_and_no_room_of_lab_and_traini
         folders = by_folder(within, PACKAGE)
         assert len(folders) >= 4
         assert circles(folders) == []
+
+
+def test_settings_become_a_setup_in_one_place() -> None:
+    found = {
+        module_of(path, PACKAGE): reads_of_setup_settings(parsed(path)[1])
+        for path in PACKAGE.rglob("*.py")
+    }
+    beyond = {
+        module: names
+        for module, names in found.items()
+        if names and not module.startswith("config.")
+    }
+    assert beyond == READS_SETUP_SETTINGS
 
 
 def test_a_class_name_means_one_thing(tmp_path: Path) -> None:

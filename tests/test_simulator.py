@@ -58,7 +58,7 @@ def rewards(steps: list[Step]) -> torch.Tensor:
 def test_a_round_is_that_of_a_training_run_to_the_bit(policy: str) -> None:
     sim = make_main(policy, steps=4)
     world = build_world(sim.settings, CPU)
-    player = Player(build_player(sim.settings, world).agent, None)
+    player = Player(build_player(sim.settings.policy, world).agent, None)
     for number in range(2):
         result, _ = play_round(world, player, Round(number, quiet_progress()))
         steps = list(sim.episode())

@@ -46,6 +46,7 @@ TRACKER_FOLDER = Path(__file__).parents[1] / "lab/telemetry/trackers"
 TRACKERS = tuple(module.name for module in iter_modules([str(TRACKER_FOLDER)]))
 if not TRACKERS:
     TRACKERS = ("[], as esper_soa.lab.telemetry is not installed",)
+UNIVERSAL_BLUEPRINT = "norm"  # of the package, fits the slots of all its hosts
 LEVELS = ("off", "rounds", "events", "full")  # of telemetry: each writes what those before it do
 WIDTHS = " or ".join(names[0] for names in nets.SIZE_SETTINGS.values())
 # what makes a run smaller
@@ -191,6 +192,16 @@ class TrainConfig(WorldConfig):
         self._check_tasks()
 
     @property
+    def round_env_steps(self) -> int:
+        """Env-steps of all envs in a round in which no episode ends early."""
+        return self.envs * self.steps
+
+    @property
+    def wants_control(self) -> bool:
+        """Whether a control repeats the last rounds; a policy is no control of itself."""
+        return self.control not in ("none", self.policy.name)
+
+    @property
     def by_task(self) -> dict[str, "TrainConfig"]:
         """The settings of each task as if it were played alone, by its name; of one these."""
         worlds = {name: vars(world) for name, world in self.worlds.items()}
@@ -198,6 +209,33 @@ class TrainConfig(WorldConfig):
             name: replace(self, tasks=[], worlds={}, **world) for name, world in worlds.items()
         }
         return alone or {self.task.name: self}
+
+    def for_evaluation(self, cfg: "EvaluateConfig") -> "TrainConfig":
+        """These settings, of a task, with amount, place and choice of actions from `cfg`."""
+        precision = cfg.compute.precision
+        precision = self.compute.precision if precision == "auto" else precision
+        return replace(
+            self,
+            envs=cfg.envs or self.envs,
+            rounds=cfg.episodes,
+            data=replace(self.data, root=cfg.data_root or self.data.root),
+            compute=replace(cfg.compute, precision=precision),
+            telemetry=replace(self.telemetry, progress=cfg.progress),
+            policy=replace(self.policy, deterministic=cfg.deterministic),
+        )
+
+    def without_growth(self, task: nets.TaskConfig, slot: str) -> "TrainConfig":
+        """The settings of hosts of `task` that do not grow: with a slot alone, as slots take
+        memory; for one episode nothing is compiled and no graphs are tried. Users' blueprints and
+        rewards, which may not fit width or slot, are left out.
+        """
+        changes: dict = {}
+        packaged = [name for name in task.blueprints if not is_reference(name)]
+        if len(packaged) < len(task.blueprints) or any(map(is_reference, self.reward.modes)):
+            task = replace(task, blueprints=packaged or [UNIVERSAL_BLUEPRINT])
+            changes = {"reward": env.RewardConfig(), "policy": replace(self.policy, name="wait")}
+        compute = replace(self.compute, compile="off", cuda_graphs="off")
+        return replace(self, task=task, slots=[slot], compute=compute, **changes)
 
     def _check_tasks(self) -> None:
         if not self.worlds:

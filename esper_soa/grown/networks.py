@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
@@ -68,7 +67,6 @@ def add_test_accuracy(net: GrownNetwork, source: BatchSource) -> None:
 
 def export_hosts(
     world: World,
-    cfg: TrainConfig,
     states: HostStates,
     number: int,
     envs: Sequence[int],
@@ -93,7 +91,7 @@ def export_hosts(
         measured = {
             "task": world.setup.task.host_name,
             "round": number,
-            "seed": cfg.seed,
+            "seed": world.setup.seed,
             "data": origin(source),
             f"validation_{source.spec.name}": world.setup.val_samples,
             f"test_{source.spec.name}": len(source.test_labels),

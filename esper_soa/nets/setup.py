@@ -45,6 +45,7 @@ class Setup(NamedTuple):
     train_samples: int = 256  # T
     val_samples: int = 256  # V
     steps: int = 40  # env-steps per episode
+    seed: int = 0  # root of the random streams of the run
     accumulate: int = 1  # batches whose mean gradient makes one optimiser step
     rows: SubsetRows = DEFAULT_ROWS  # subsets of seeds to validate
     # Samples.

@@ -45,7 +45,7 @@ def play(
 ) -> tuple[Learner, list[Rollout], list[dict[str, float]]]:
     """All rounds with their updates; the world is the same in every one, the policy is not."""
     world = build_world(cfg, device)
-    player = build_player(cfg, world)
+    player = build_player(cfg.policy, world)
     learner = player.learner
     rollouts = []
     reports = []
@@ -68,7 +68,7 @@ def rollouts() -> list[Rollout]:
 def untrained(**ppo: object) -> Learner:
     """The learner that played them, as it was before the first round."""
     cfg = settings(lr=STANDS_STILL, observation_momentum=0.5, **ppo)
-    learner = build_player(cfg, build_world(cfg, CPU)).learner
+    learner = build_player(cfg.policy, build_world(cfg, CPU)).learner
     assert learner is not None
     return learner
 

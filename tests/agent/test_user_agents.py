@@ -61,7 +61,7 @@ def test_an_own_agent_teaches(tmp_path: Path) -> None:
         cfg,
         policy=replace(cfg.policy, imitation=ImitationConfig(rounds=1, teacher=f"{HERE}:eager")),
     )
-    teacher = build_player(cfg, build_world(cfg, CPU)).teacher
+    teacher = build_player(cfg.policy, build_world(cfg, CPU)).teacher
     assert isinstance(teacher, CheckedAgent)
     assert type(teacher.agent).__name__ == "Eager"
     fresh(cfg, tmp_path)
@@ -74,7 +74,7 @@ FLOATS = WAITS.action.replace(op=WAIT.float())
 
 
 def player_of(cfg: TrainConfig, name: str, setting: str) -> Agent:
-    return rule_player(name, setting, cfg.policy, make_setup(cfg, CPU), cfg.seed)
+    return rule_player(name, setting, cfg.policy, make_setup(cfg, CPU))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,11 @@ def stopping(envs: int = 5, **early: float) -> TrainConfig:
 
 def episode(cfg: TrainConfig, progress: Progress | None = None) -> EpisodeRunner:
     world = build_world(cfg, CPU)
-    player = build_player(cfg, world) if cfg.policy.name == "ppo" else Player(RandomPolicy(), None)
+    player = (
+        build_player(cfg.policy, world)
+        if cfg.policy.name == "ppo"
+        else Player(RandomPolicy(), None)
+    )
     return EpisodeRunner(world, player, Round(0, progress or quiet_progress()))
 
 

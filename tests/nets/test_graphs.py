@@ -238,7 +238,7 @@ def test_a_run_keeps_the_steps_of_what_is_replayed(
     monkeypatch.setattr(build, "choose_replay", lambda *_, **__: Replay((part,)))
     cfg = learning()
     world = build_world(cfg, CPU)
-    player = build_player(cfg, world)
+    player = build_player(cfg.policy, world)
     assert player.learner is not None
     kept = {STATE: world.kernels.steps, GRADIENTS: player.learner.steps}
     assert isinstance(player.agent, RecurrentPolicy)

@@ -62,7 +62,7 @@ class Plan(NamedTuple):
         if self.took.free < 0:
             return 0
         more = int((self.took.free - self.run_memory) / self.took.per_env)
-        return max(0, min(MAX_ENVS, self.cfg.ranks * (share(self.cfg).envs + more)))
+        return max(0, min(MAX_ENVS, self.cfg.ranks * (-(-self.cfg.envs // self.cfg.ranks) + more)))
 
     @property
     def fits(self) -> bool:
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     def eps(self) -> float:
         """Env-steps per second of a round, as metrics.jsonl has them."""
         seconds = self.took.episode_seconds + self.took.update_seconds
-        return self.cfg.envs * self.cfg.steps / seconds
+        return self.cfg.round_env_steps / seconds
 
     @property
     def round_seconds(self) -> float:
@@ -87,9 +87,8 @@ class Plan(NamedTuple):
         cfg = self.cfg
         timing = self.took
         control = timing.bare_seconds if cfg.control == "wait" else timing.episode_seconds
-        controls = cfg.control not in ("none", cfg.policy.name)
         rounds = cfg.rounds * self.round_seconds
-        rounds += controls * min(cfg.control_rounds, cfg.rounds) * control
+        rounds += cfg.wants_control * min(cfg.control_rounds, cfg.rounds) * control
         return timing.build_seconds + rounds + timing.report_seconds
 
     def record(self) -> dict[str, Json]:
@@ -115,7 +114,7 @@ class Plan(NamedTuple):
             "fits": self.fits,
             "eps": self.eps,
             "seconds": self.seconds,
-            "env_steps": cfg.envs * cfg.steps * cfg.rounds,
+            "env_steps": cfg.round_env_steps * cfg.rounds,
             "measured_env_steps": cfg.envs * self.took.measured_steps,
             "disk": {
                 "run": self.disk.whole,
@@ -159,17 +158,12 @@ def make_plan(cfg: TrainConfig) -> Plan:
     """Measure what a run of the settings takes, leaving nothing; UserError if it cannot run."""
     with tempfile.TemporaryDirectory(prefix="esper-plan-") as temporary:
         folder = Path(temporary)
-        (folder / SETTINGS).write_text(settings_yaml(share(cfg)), encoding="utf-8")
+        envs = -(-cfg.envs // cfg.ranks)  # of a rank that has most
+        part = cfg if cfg.ranks == 1 else replace(cfg, ranks=1, restarts=0, envs=envs)
+        (folder / SETTINGS).write_text(settings_yaml(part), encoding="utf-8")
         with ThreadPoolExecutor(cfg.ranks) as pool:
             results = [*pool.map(partial(run_probe, folder, cfg.ranks), range(cfg.ranks))]
         return Plan(cfg, slowest_rank(results), disk_of(folder / "0", cfg))
-
-
-def share(cfg: TrainConfig) -> TrainConfig:
-    """The settings of a rank by itself, of one that has most envs."""
-    if cfg.ranks == 1:
-        return cfg
-    return replace(cfg, ranks=1, restarts=0, envs=-(-cfg.envs // cfg.ranks))
 
 
 def slowest_rank(ranks: Sequence[ProbeResult]) -> ProbeResult:

@@ -9,8 +9,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from esper_soa.runtime.memory import check_room, free_memory, memory_errors, nee
 from esper_soa.runtime.ranks import keep_to_cores
 from esper_soa.system.errors import RunMemoryError, UserError
 from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.files.session import Session, session
+from esper_soa.training.files.session import session
 from esper_soa.training.loop.build import make_setup
 from esper_soa.training.loop.run import Run
 from esper_soa.training.loop.trainer import train_rounds
@@ -42,6 +41,8 @@ KIB = 1024
 PROBE_SECONDS = 1.5  # for the env-steps of the episode that are played in full
 FEW_SAMPLES = 8  # of training and of validation, in the env-steps that are not played in full
 MORE_ENVS = 8  # times as many, for which needs are counted too, to tell those of one
+# Processes had from 1.2 to 2.2 times what is counted for a further env.
+ENV_MARGIN = 2.0
 
 
 class ProbeProfile(Observer):
@@ -162,10 +163,13 @@ def main() -> None:
     keep_to_cores(rank, ranks)
     try:
         cfg = settings_in(folder / SETTINGS)
-        counted = count_memory(cfg, rank, ranks)
-        own = replace(cfg, device=str(resolve_device(cfg.device, rank)))
+        device = resolve_device(cfg.device, rank)
+        check_devices(cfg.device, cfg.ranks, here=ranks)
+        setup = make_setup(cfg, device)._replace(processes=ranks if device.type == "cpu" else 1)
+        check_room(setup, cfg.policy)
+        own = replace(cfg, device=str(device))
         result = round_of(own, RunFolder(folder / f"{rank}"), PROBE_SECONDS, program=program)
-        print(json.dumps(result._asdict() | counted))
+        print(json.dumps(result._asdict()))
     except (UserError, RunMemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -185,19 +189,13 @@ def settings_in(path: Path) -> TrainConfig:
     )
 
 
-@contextmanager
-def run_at_start(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run]]:
-    """A run at its start in `folder`."""
-    folder.path.mkdir()
-    with session(folder) as run_session, memory_errors(RunMemoryError):
-        yield run_session, Run(cfg, run_session)
-
-
 def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) -> ProbeResult:
     """Play and measure a round, then a short one, which shows what memory later rounds add."""
     start = time.perf_counter()
     free = free_memory(resolve_device(cfg.device))
-    with run_at_start(cfg, folder) as (run_session, job):
+    folder.path.mkdir()
+    with session(folder) as run_session, memory_errors(RunMemoryError):
+        job = Run(cfg, run_session)
         (task,) = job.tasks.values()
         short = replace(cfg, rounds=min(2, cfg.rounds), control="none")
         job.cfg = task.cfg = short
@@ -215,6 +213,9 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
             try_write_report(run_session)
         end = time.perf_counter()
     extra = max(0.0, pace.beside)
+    setup = task.world.setup
+    more = lay_out(setup, MORE_ENVS * setup.num_envs)
+    least, larger = (at_once(needs(part, cfg.policy)) for part in (setup, more))
     return ProbeResult(
         program=program,
         host=_memory("VmHWM"),
@@ -227,21 +228,10 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         files_seconds=pace.files_seconds / pace.rounds,
         report_seconds=end - rounds_end,
         measured_steps=len(pace.full_times),
-        per_env=0.0,  # and what follows: by `count_memory`
-        least=0,
+        per_env=ENV_MARGIN * (larger - least) / (more.num_envs - setup.num_envs),
+        least=least,
         device_name=str(job.device),
     )
-
-
-def count_memory(cfg: TrainConfig, rank: int, ranks: int) -> dict[str, float]:
-    """`least` and `per_env` of a ProbeResult; UserError where the run is refused."""
-    device = resolve_device(cfg.device, rank)
-    check_devices(cfg, ranks)
-    setup = make_setup(cfg, device)._replace(processes=ranks if device.type == "cpu" else 1)
-    check_room(setup, cfg.policy)
-    more = lay_out(setup, MORE_ENVS * setup.num_envs)
-    least, larger = (at_once(needs(part, cfg.policy)) for part in (setup, more))
-    return {"least": least, "per_env": (larger - least) / (more.num_envs - setup.num_envs)}
 
 
 def _memory(name: str) -> int:

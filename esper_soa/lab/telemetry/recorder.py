@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
-from esper_soa.config.settings import TrainConfig
+from esper_soa.config.settings import TelemetryConfig
 from esper_soa.env.world import World
 from esper_soa.lab.telemetry.console_table import EnvsTable
 from esper_soa.lab.telemetry.events import events_rows
@@ -231,26 +231,32 @@ class RankRecorder(Recorder):
 
 
 def make_recorder(
-    cfg: TrainConfig, world: World, session: Session, ranks: Ranks, control: bool
+    telemetry: TelemetryConfig,
+    world: World,
+    session: Session,
+    ranks: Ranks,
+    learns: bool,
+    control: bool,
 ) -> Recorder:
     """The recorder of a run, as telemetry.level and telemetry.console ask.
 
-    world: of the hosts. control: whether these are the control's, which have a table alone.
+    world: of the hosts. learns: whether its policy does. control: whether these are the
+    control's, which have a table alone.
     """
     folder = session.folder.path
-    if cfg.telemetry.level not in TABLE_LEVELS:
+    if telemetry.level not in TABLE_LEVELS:
         return TableFolder(folder)
-    level = "events" if control else cfg.telemetry.level
+    level = "events" if control else telemetry.level
     recorder = NO_RECORDER
     if ranks.first:
-        legend = legend_of(world, cfg.policy.name == "ppo" and not control)
-        shown = cfg.telemetry.console == "envs" and not control
+        legend = legend_of(world, learns and not control)
+        shown = telemetry.console == "envs" and not control
         table = EnvsTable(legend) if shown else None
         recorder = TableRecorder(
             folder,
             legend,
             level,
-            interval=cfg.telemetry.write_interval,
+            interval=telemetry.write_interval,
             write_errors=session.write_errors,
             table=table,
             control=control,

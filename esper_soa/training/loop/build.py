@@ -58,6 +58,7 @@ def make_setup(
         train_samples=cfg.train_samples,
         val_samples=cfg.val_samples,
         steps=cfg.steps,
+        seed=cfg.seed,
         accumulate=cfg.accumulate,
         rows=SubsetRows(cfg.attribution.pairs, tuple(dict.fromkeys(codes))),
         spec=sample_spec(cfg.data),
@@ -77,7 +78,7 @@ def build_rules(cfg: TrainConfig, setup: Setup) -> EnvRules:
     device = setup.device
     allowed = torch.zeros(num_codes(setup.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(setup.task.blueprints)))] = True
-    orders = shapley_orders(cfg.attribution, len(setup.shape.slots), cfg.seed)
+    orders = shapley_orders(cfg.attribution, len(setup.shape.slots), setup.seed)
     length = [EPISODE_LENGTH] * (cfg.early_stop.length != 0)
     groups = cfg.reward, cfg.gates, cfg.lifecycle
     read = *(name for group in groups for name in group.differing), *length, *cfg.policy.observe
@@ -116,12 +117,12 @@ def reward_settings(reward: RewardConfig, setup: Setup) -> RewardSettings:
     return RewardSettings(reward, counts, flop, max_steps=setup.steps, by_mode=by_mode)
 
 
-def rule_player(name: str, setting: str, policy: PolicyConfig, setup: Setup, seed: int) -> Agent:
+def rule_player(name: str, setting: str, policy: PolicyConfig, setup: Setup) -> Agent:
     """The scripted policy or user's own agent `name`, of `setting`; SettingError where none."""
     if not is_reference(name):
         return scripted_policy(replace(policy, name=name), setup.task.blueprints)
     names = tuple(map(name_in, blueprint_names(setup.task.blueprints)))
-    context = AgentContext(setup.shape.slots, names, setup.steps, seed=seed)
+    context = AgentContext(setup.shape.slots, names, setup.steps, seed=setup.seed)
     return user_agent(name, setting, context)
 
 
@@ -156,7 +157,7 @@ def _world_of(
     replay = choose_replay(graphs, setup.device, own_reward, num_ranks=ranks.count)
     kernels = build_kernels(rules, cfg.rounds * cfg.steps, num_envs=cfg.envs)
     kernels = kernels._replace(replay=replay, steps=replay.steps(STATE, setup.device))
-    seed = cfg.seed if seed is None else seed
+    seed = setup.seed if seed is None else seed
     return World(rules, data, seed, kernels=kernels, reduction=ranks)
 
 

@@ -50,13 +50,15 @@ class Callback:
         """Last of all, also for a run that was interrupted."""
 
 
-def make_callbacks(cfg: TrainConfig, user_callbacks: Sequence[Callback] = ()) -> list[Callback]:
-    """The callbacks that the settings ask for, and a user's; the report comes last."""
+def make_callbacks(
+    track: list[str], report: bool, user_callbacks: Sequence[Callback] = ()
+) -> list[Callback]:
+    """The callbacks of the trackers, a user's, and the report, which comes last."""
     callbacks = list(user_callbacks)
-    if cfg.track:
-        tracking = find_in_lab("track", f"track={cfg.track}", "Take track=[]")
-        callbacks.insert(0, cast(Callback, tracking(cfg.track)))
-    if cfg.report:
-        report = find_in_lab("report", "report=true", "Take report=false")
-        callbacks.append(cast(Callback, report()))
+    if track:
+        tracking = find_in_lab("track", f"track={track}", "Take track=[]")
+        callbacks.insert(0, cast(Callback, tracking(track)))
+    if report:
+        end_report = find_in_lab("report", "report=true", "Take report=false")
+        callbacks.append(cast(Callback, end_report()))
     return callbacks

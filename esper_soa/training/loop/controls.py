@@ -8,17 +8,13 @@ round, env and env-step, and by nothing that a policy or a size changes.
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from typing import TypeAlias
 
 from esper_soa.agent.scripted import WaitPolicy
-from esper_soa.config.env import RewardConfig
 from esper_soa.config.nets import TaskConfig
-from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.model.host import host_shape
-from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.training.loop.collect import Player, Round, play_round
@@ -27,7 +23,6 @@ from esper_soa.training.results.final_test import with_test
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.training.results.totals import FinalHosts
 
-UNIVERSAL_BLUEPRINT = "norm"  # the blueprint of the package that fits the slots of all its hosts
 # Final state of the hosts that a control is compared with.
 GrownHosts: TypeAlias = RoundResult | FinalHosts
 
@@ -53,30 +48,15 @@ def play_control(
     if name == "static_final":
         request = request._replace(topology=grown.topology)
     elif name == "static_large":
-        wide = _widened(cfg, sum(grown.parameters) / len(grown.parameters))
+        size = sum(grown.parameters) / len(grown.parameters)
+        first = world.setup.shape.slots[0].name
+        wide = cfg.without_growth(widen_host(world.setup.task, size), first)
         world = build_world(wide, world.device, world.seed, data=world.data, ranks=ranks)
     else:
-        player = Player(
-            rule_player(name, "control", cfg.policy, setup=world.setup, seed=cfg.seed), None
-        )
+        player = Player(rule_player(name, "control", cfg.policy, setup=world.setup), None)
     with closing(record(world)) as recorder:
         result, _ = play_round(world, player, request._replace(recorder=recorder))
     return with_test(world, result)
-
-
-def _widened(cfg: TrainConfig, parameters: float) -> TrainConfig:
-    """The settings of hosts that are widened to so many parameters, and do not grow: with the first
-    slot alone, as slots take memory; for one episode nothing is compiled and no graphs are tried.
-    Users' blueprints and rewards, which may not fit width or slot, are left out.
-    """
-    first = task_slots(cfg.task, cfg.slots)[0].name
-    packaged = [name for name in cfg.task.blueprints if not is_reference(name)]
-    if len(packaged) < len(cfg.task.blueprints) or any(map(is_reference, cfg.reward.modes)):
-        task = replace(cfg.task, blueprints=packaged or [UNIVERSAL_BLUEPRINT])
-        policy = replace(cfg.policy, name="wait")
-        cfg = replace(cfg, task=task, reward=RewardConfig(), policy=policy)
-    compute = replace(cfg.compute, compile="off", cuda_graphs="off")
-    return replace(cfg, task=widen_host(cfg.task, parameters), slots=[first], compute=compute)
 
 
 def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:

@@ -4,7 +4,6 @@ Task, data, reward and rules are those of the checkpoint. Every policy meets the
 same data: sample i of each is the same env of the same episode.
 """
 
-from dataclasses import replace
 from operator import sub
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
+from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.world import World
 from esper_soa.nets.data.batches import origin
@@ -67,36 +67,19 @@ class Verdict(NamedTuple):
     lead: Interval | None  # None for the first policy
 
 
-def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: SavedRun) -> Agent:
+def build_agent(name: str, settings: PolicyConfig, world: World, checkpoint_run: SavedRun) -> Agent:
     """The policy `name`; ppo is the learned one. Raises UserError where there is none."""
     if name != "ppo":
-        return rule_player(name, "policies", cfg.policy, setup=world.setup, seed=cfg.seed)
+        return rule_player(name, "policies", settings, setup=world.setup)
     if checkpoint_run.learner is None:
-        allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
+        allowed = f"other than ppo: the checkpoint is of policy {settings.name}"
         raise SettingError("policies", name, allowed, remedy="It has learned nothing.")
     shape = world.setup.shape
     policy = RecurrentPolicy(
-        cfg.policy, shape.slots, cfg.seed, num_blueprints=num_codes(shape.blueprints)
+        settings, shape.slots, world.setup.seed, num_blueprints=num_codes(shape.blueprints)
     )
     restore_policy(policy, checkpoint_run)
     return policy.to(world.device)
-
-
-def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConfig:
-    """Settings of a task of the checkpoint's run, with amount, place and choice from `cfg`."""
-    data = replace(settings.data, root=cfg.data_root or settings.data.root)
-    precision = cfg.compute.precision
-    precision = settings.compute.precision if precision == "auto" else precision
-    compute = replace(cfg.compute, precision=precision)
-    return replace(
-        settings,
-        envs=cfg.envs or settings.envs,
-        rounds=cfg.episodes,
-        data=data,
-        compute=compute,
-        telemetry=replace(settings.telemetry, progress=cfg.progress),
-        policy=replace(settings.policy, deterministic=cfg.deterministic),
-    )
 
 
 def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
@@ -164,7 +147,7 @@ def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> dict[str, list
     verdicts = {}
     for name, task in settings.by_task.items():
         part = session.within(name) if settings.worlds else session
-        run = evaluation_settings(task, cfg)
+        run = task.for_evaluation(cfg)
         verdicts[name] = evaluate_task(part, cfg, run, checkpoint=checkpoint, saved=checkpoint_run)
     LOGGER.info("files    %s", session.folder.path)
     session.finish()
@@ -178,8 +161,10 @@ def evaluate_task(
     device = resolve_device(cfg.device)
     with memory_errors(UserError):
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
-    data = announce(session, saved.task(run.task.name), world)
-    agents = {name: build_agent(name, run, world, checkpoint_run=saved) for name in cfg.policies}
+    data = announce(session, saved.task(world.setup.task.name), world)
+    agents = {
+        name: build_agent(name, run.policy, world, checkpoint_run=saved) for name in cfg.policies
+    }
     total = len(agents) * cfg.episodes * run.envs * run.steps
     bar = Progress(
         total,
@@ -206,7 +191,7 @@ def evaluate_task(
         "data": data,
     }
     amount = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
-    title = f"{run.task.host_name} on {world.data.name}: {amount}"
+    title = f"{world.setup.task.host_name} on {world.data.name}: {amount}"
     confidence = f"means with {cfg.confidence:.0%} t intervals"
     text = f"{title}, {confidence}\n{as_text(verdict_table(verdicts))}"
     with session.write_errors.attempt(session.folder.evaluation.name):

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from torch import Tensor
 
 from esper_soa.config.lab import find_in_lab
-from esper_soa.config.settings import TrainConfig
+from esper_soa.config.settings import TelemetryConfig
 from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.world import World
 from esper_soa.runtime.ranks import Ranks
@@ -67,14 +67,19 @@ NO_RECORDER = Recorder()
 
 
 def make_recorder(
-    cfg: TrainConfig, world: World, session: Session, ranks: Ranks, control: bool = False
+    telemetry: TelemetryConfig,
+    world: World,
+    session: Session,
+    ranks: Ranks,
+    learns: bool = False,
+    control: bool = False,
 ) -> Recorder:
     """The recorder that telemetry.level asks for, of the hosts of `world`, or of the control's; at
     any level where a folder has tables, which a resumed run cuts back.
     """
-    level = cfg.telemetry.level
+    level = telemetry.level
     if level not in TABLE_LEVELS and not session.folder.tables.exists():
         return NO_RECORDER
     other = "telemetry.level=rounds" if level in TABLE_LEVELS else "another run_dir"
     make = find_in_lab("telemetry.level", f"telemetry.level={level}", f"Take {other}")
-    return cast(Recorder, make(cfg, world, session, ranks, control))
+    return cast(Recorder, make(telemetry, world, session, ranks, learns, control))

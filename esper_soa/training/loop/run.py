@@ -53,7 +53,7 @@ class Run:
         setups = [make_setup(task, self.device, ranks) for task in by_task.values()]
         apply_threads(setups[0].compute.threads)
         worlds = list(map(build_worlds, by_task.values(), setups, repeat(ranks)))
-        players = build_players(list(by_task.values()), worlds, resumed)
+        players = build_players(cfg.policy, worlds, resumed)
         self.learner = players[0].learner
         self.tasks: dict[str, TaskRun] = {}
         for (name, task), world, player in zip(by_task.items(), worlds, players, strict=True):

@@ -57,7 +57,7 @@ class TaskRun:
         self.world = world
         self.player = player
         self.files = TaskFiles(cfg, session, world, ranks=ranks)
-        self.callbacks = make_callbacks(cfg, callbacks)
+        self.callbacks = make_callbacks(cfg.track, cfg.report, callbacks)
         self.totals = RunTotals()
         self.before = RunTotals()  # the rounds that earlier processes did
         self.control: list[RoundResult] = []  # the last rounds, as the control played them
@@ -143,11 +143,16 @@ class TaskRun:
         totals = self.totals
         if totals.rounds_done >= self.cfg.rounds - self.cfg.control_rounds:
             result = with_test(self.world, result)
-        totals.add(result, sum(seconds.values()), self.cfg)
+        totals.add(
+            result,
+            sum(seconds.values()),
+            env_steps=self.cfg.round_env_steps,
+            keep=self.cfg.control_rounds,
+        )
         number = totals.rounds_done
         metrics: dict[str, Json] = {
             "round": number,
-            "env_steps": totals.env_steps(self.cfg),
+            "env_steps": totals.env_steps(self.cfg.round_env_steps),
             **result.record,
             "pareto": asdict(totals.pareto()),
             "eps": result.env_steps / sum(seconds.values()),
@@ -163,12 +168,14 @@ class TaskRun:
     def play_control(self, progress: Progress) -> None:
         """Play the last rounds with the control, where there is one."""
         cfg = self.cfg
-        if not wants_control(cfg):
+        if not cfg.wants_control:
             return
         recent = self.totals.recent
         label = self.label(control_text(cfg.control))
         ranks = self.files.ranks
-        record = partial(make_recorder, cfg, session=self.session, ranks=ranks, control=True)
+        record = partial(
+            make_recorder, cfg.telemetry, session=self.session, ranks=ranks, control=True
+        )
         control = partial(play_control, cfg.control, cfg, self.world, ranks=ranks, record=record)
         self.control = [
             control(grown=hosts, request=Round(number, progress, label))
@@ -220,7 +227,7 @@ class TaskRun:
             seeds={name: totals.seeds[name] for name in SEED_EVENTS},
             reward=sum(totals.rewards) / len(totals.rewards),
             speed=Speed(
-                env_steps=totals.env_steps(cfg),
+                env_steps=totals.env_steps(cfg.round_env_steps),
                 seconds=totals.seconds,
                 train_samples=cfg.train_samples,
                 val_samples=cfg.val_samples,
@@ -230,8 +237,8 @@ class TaskRun:
             pareto=totals.pareto(),
             rollbacks=totals.seeds.get("rollbacks", 0),
             rounds_before=self.before.rounds_done,
-            env_steps_before=self.before.env_steps(cfg),
-            control_cut_off=len(env_steps) * cfg.envs * cfg.steps - sum(env_steps),
+            env_steps_before=self.before.env_steps(cfg.round_env_steps),
+            control_cut_off=len(env_steps) * cfg.round_env_steps - sum(env_steps),
             samples=data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={
@@ -240,8 +247,3 @@ class TaskRun:
                 "dropped": dropped | self.files.lost,
             },
         )
-
-
-def wants_control(cfg: TrainConfig) -> bool:
-    """Whether a control repeats the last rounds; a policy is no control of itself."""
-    return cfg.control not in ("none", cfg.policy.name)

@@ -48,7 +48,9 @@ class TaskFiles:
         self.ranks = ranks
         self.folder = session.folder
         self.write_errors = session.write_errors
-        self.recorder = make_recorder(cfg, world, session, ranks=ranks)
+        self.recorder = make_recorder(
+            cfg.telemetry, world, session, ranks=ranks, learns=cfg.policy.name == "ppo"
+        )
         self.episodes = LineFile(self.folder.episodes)
         self.metrics = LineFile(self.folder.metrics)
         self.best: dict | None = None  # spec of the best host so far
@@ -152,9 +154,7 @@ class TaskFiles:
         here = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
         if not here:
             return []
-        return export_hosts(
-            self.world, self.cfg, states, number=number, envs=here, chosen_by=chosen_by
-        )
+        return export_hosts(self.world, states, number, envs=here, chosen_by=chosen_by)
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)

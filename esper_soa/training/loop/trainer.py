@@ -26,7 +26,7 @@ from esper_soa.training.loop import resume
 from esper_soa.training.loop.callbacks import Callback
 from esper_soa.training.loop.collect import Round, play_round
 from esper_soa.training.loop.run import Run
-from esper_soa.training.loop.task import TaskRun, wants_control
+from esper_soa.training.loop.task import TaskRun
 from esper_soa.training.results import final_table
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.training.results.progress import LOGGER, Progress
@@ -129,9 +129,9 @@ def progress_bar(run: Run) -> Progress:
     total = done = 0
     for task in run.tasks.values():
         cfg = task.cfg
-        rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
-        total += rounds * cfg.envs * cfg.steps - task.totals.cut_off
-        done += task.totals.env_steps(cfg)
+        rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if cfg.wants_control else 0)
+        total += rounds * cfg.round_env_steps - task.totals.cut_off
+        done += task.totals.env_steps(cfg.round_env_steps)
     return Progress(
         total,
         run.session.console,

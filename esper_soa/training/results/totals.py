@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from esper_soa.config.settings import TrainConfig
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.topology import Topology
 from esper_soa.state import STATE_FLOAT
@@ -63,21 +62,24 @@ class RunTotals:
     # Env-steps that were not simulated, as the episodes of their envs had ended early.
     cut_off: int = 0
 
-    def add(self, result: RoundResult, seconds: float, cfg: TrainConfig) -> None:
-        """Add a round; seconds: of collecting and updating."""
+    def add(self, result: RoundResult, seconds: float, env_steps: int, keep: int) -> None:
+        """Add a round of so many env-steps of all envs where no episode ends early.
+
+        seconds: of collecting and updating. keep: how many of the last rounds stay.
+        """
         self.rounds_done += 1
-        self.cut_off += cfg.envs * cfg.steps - result.env_steps
+        self.cut_off += env_steps - result.env_steps
         self.seconds += seconds
         self.alpha_rows += float(result.record["alpha_rows"])  # type: ignore[arg-type]
         self.seeds = {name: self.seeds.get(name, 0) + count for name, count in result.seeds.items()}
         points = torch.tensor(self.front + result.points, dtype=STATE_FLOAT)
         self.front = trade_offs(points).tolist()
         self.rewards = result.rewards
-        self.recent = [*self.recent, FinalHosts.of(result)][-cfg.control_rounds :]
+        self.recent = [*self.recent, FinalHosts.of(result)][-keep:]
 
-    def env_steps(self, cfg: TrainConfig) -> int:
-        """Number of env-steps so far, of all envs."""
-        return self.rounds_done * cfg.envs * cfg.steps - self.cut_off
+    def env_steps(self, of_a_round: int) -> int:
+        """Number of env-steps so far, of all envs; of_a_round: where no episode ends early."""
+        return self.rounds_done * of_a_round - self.cut_off
 
     def pareto(self) -> Pareto:
         """The trade-offs that the run has found so far."""

@@ -69,7 +69,7 @@ def train_in_session(
         )
     if cfg.ranks == 1:
         return final_accuracy(run_in_session(session, cfg, checkpoint, callbacks=callbacks))
-    check_devices(cfg, cfg.ranks)
+    check_devices(cfg.device, cfg.ranks, here=cfg.ranks)
     with TemporaryDirectory(prefix="esper_ranks_") as scratch:
         job = {
             "launcher": os.getpid(),
@@ -80,23 +80,23 @@ def train_in_session(
             "verbose": session.verbose,
         }
         write_text(Path(scratch, "job.json"), json.dumps(job))
-        _launch(session.folder, cfg, Path(scratch))
+        _launch(session.folder, Path(scratch), cfg.ranks, restarts=cfg.restarts, rounds=cfg.rounds)
     written = json.loads(session.folder.summary.read_text(encoding="utf-8"))
     return float(written["grown"]["validation_accuracy"])
 
 
-def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
+def _launch(folder: RunFolder, scratch: Path, ranks: int, restarts: int, rounds: int) -> None:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=cfg.ranks,
+        nproc_per_node=ranks,
         run_id=uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint=str(scratch / "rendezvous"),
         rdzv_configs={"store_type": "file"},
         local_addr="localhost",
         logs_specs=DefaultLogsSpecs(str(scratch)),
-        max_restarts=cfg.restarts,
+        max_restarts=restarts,
     )
 
     def react(number: int) -> None:
@@ -115,7 +115,9 @@ def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
     except SignalException as stop:
         raise Interrupted(int(stop.sigval), _first_fault(scratch).get("unsaved", "")) from None
     except ChildFailedError as failed:
-        raise _failure_of(failed, folder, cfg, fault=_first_fault(scratch)) from None
+        hint = resume_hint(folder, rounds)
+        fault = _first_fault(scratch)
+        raise _failure_of(failed, ranks, restarts, fault=fault, hint=hint) from None
 
 
 @contextmanager
@@ -147,20 +149,20 @@ def _first_fault(scratch: Path) -> dict:
 
 
 def _failure_of(
-    failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
+    failed: ChildFailedError, ranks: int, restarts: int, fault: dict, hint: str
 ) -> Exception:
     kind = fault.get("kind", STOPPED_BY_SIGNAL)
     if kind in FAULT_KINDS and kind not in CONSEQUENCE_KINDS:
         return FAULT_KINDS[kind](fault["words"])
     rank, failure = failed.get_first_failure()
-    words = f"rank {rank} of {cfg.ranks} was ended by {failure.signal_name()}"
+    words = f"rank {rank} of {ranks} was ended by {failure.signal_name()}"
     if kind not in CONSEQUENCE_KINDS:
-        words = f"rank {fault['rank']} of {cfg.ranks} failed ({fault['words']})"
+        words = f"rank {fault['rank']} of {ranks} failed ({fault['words']})"
     elif failure.exitcode >= 0:
-        words = f"rank {rank} of {cfg.ranks} ended with status {failure.exitcode}"
-    again = f" {cfg.restarts} restarts were of no avail." if cfg.restarts else ""
+        words = f"rank {rank} of {ranks} ended with status {failure.exitcode}"
+    again = f" {restarts} restarts were of no avail." if restarts else ""
     words = f"{words}; the others have been ended.{again}"
-    return RankLostError(f"{words} {resume_hint(folder, cfg.rounds)}")
+    return RankLostError(f"{words} {hint}")
 
 
 def resume_hint(folder: RunFolder, rounds: int) -> str:
@@ -172,13 +174,13 @@ def resume_hint(folder: RunFolder, rounds: int) -> str:
     return f"{done} Go on with resume={folder.path}"
 
 
-def check_devices(cfg: TrainConfig, ranks: int) -> None:
-    """Raise SettingError where there are fewer GPUs here than `ranks`, which take one each."""
-    if resolve_device(cfg.device).type == "cuda":
+def check_devices(device: str, ranks: int, here: int) -> None:
+    """Raise SettingError where there are fewer GPUs here than ranks of the run, each with one."""
+    if resolve_device(device).type == "cuda":
         count = torch.cuda.device_count()
         allowed = f"such that a machine has at most {count}, the GPUs of this one"
         remedy = "device=cpu takes the CPU's cores instead."
-        check(ranks <= count, "ranks", cfg.ranks, allowed=allowed, remedy=remedy)
+        check(here <= count, "ranks", ranks, allowed=allowed, remedy=remedy)
 
 
 def main() -> None:
@@ -264,7 +266,7 @@ def run_rank(
     """
     allowed = f"{launched.processes}, the processes that were started"
     check(cfg.ranks == launched.processes, "ranks", cfg.ranks, allowed=allowed)
-    check_devices(cfg, launched.local_processes)
+    check_devices(cfg.device, cfg.ranks, here=launched.local_processes)
     device = resolve_device(cfg.device, launched.local_rank)
     take_device(device)
     if device.type == "cpu":

@@ -39,7 +39,6 @@ from esper_soa.lab.plan.plan import (
     disk_of,
     make_plan,
     plan_table,
-    share,
     show_plan,
     show_plan_json,
     slowest_rank,
@@ -49,19 +48,14 @@ from esper_soa.lab.plan.plan import (
 from esper_soa.lab.plan.probe import (
     FEW_SAMPLES,
     ProbeProfile,
-    count_memory,
     few_samples,
     round_of,
     settings_in,
 )
 from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
-from esper_soa.nets.needs import at_once
-from esper_soa.nets.setup import lay_out
-from esper_soa.runtime.memory import needs
-from esper_soa.system.errors import UserError
 from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.loop.build import build_world, make_setup
+from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import EpisodeRunner, Round
 from esper_soa.training.loop.players import build_player
 from tests.builders.tiny_world import quiet_progress, tiny_settings
@@ -114,7 +108,6 @@ def test_pace_and_duration_follow_from_a_round() -> None:
 
 def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
     plan = plan_of(envs=7, ranks=2)
-    assert (share(plan.cfg).envs, share(plan.cfg).ranks) == (4, 1)
     assert plan.most_envs == 2 * (4 + (1024 - 100) // 2)
     assert plan_of(TOOK._replace(free=98 * MIB), envs=7, ranks=2).most_envs == 2 * 3
     assert plan.eps == pytest.approx(7 * 5 / 10.0)
@@ -182,7 +175,7 @@ def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path:
         world = build_world(cfg, CPU)
         pace = ProbeProfile(0.0, 6, CPU, partial(few_samples, world))
         number = Round(0, quiet_progress(), "", pace)
-        episode = EpisodeRunner(world, build_player(cfg, world), number)
+        episode = EpisodeRunner(world, build_player(cfg.policy, world), number)
         while not episode.env.over:
             episode.step_()
         ends[name] = episode.env.state.signals.step.tolist()
@@ -376,21 +369,3 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
     assert len((tmp_path / "probe" / "metrics.jsonl").read_text().splitlines()) == 2
     monkeypatch.setattr(probe, "STATUS", tmp_path / "elsewhere")  # where Linux is not
     assert probe._memory("VmHWM") == pytest.approx(took.host, rel=0.2)
-
-
-def test_memory_of_an_env_is_that_of_the_needs() -> None:
-    cfg = tiny_settings(2, 1, 4)
-    setup = make_setup(cfg, CPU)
-    least, more = (at_once(needs(lay_out(setup, envs), cfg.policy)) for envs in (2, 16))
-    assert count_memory(cfg, 0, 1) == {"least": least, "per_env": (more - least) / 14}
-
-
-def test_a_run_that_cannot_fit_is_refused_before_anything_is_built() -> None:
-    told = (
-        r"^steps=1000000: must be so small that cpu holds the run\. It needs at least [\d.]+ GiB "
-        r"\(.+\), and [\d.]+ GiB are free\. Lower steps or envs or policy\.network\.hidden or .+$"
-    )
-    with pytest.raises(UserError, match=told):
-        count_memory(replace(tiny_settings(2, 1, 10**6), envs=2**20), 0, 1)
-    with pytest.raises(UserError, match=r"that cpu holds the run\."):
-        count_memory(tiny_settings(2, 1, 4), 0, 10**6)

@@ -65,7 +65,7 @@ def folder(player: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rounds(player: str) -> list[Witnessed]:
     """The same rounds, played by hand."""
     world = build_world(SETTINGS, torch.device("cpu"))
-    agent = rule_player(player, "policy.name", SETTINGS.policy, world.setup, SETTINGS.seed)
+    agent = rule_player(player, "policy.name", SETTINGS.policy, world.setup)
     return [witnessed_round(world, agent, number) for number in range(ROUNDS)]
 
 

@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rounds() -> list[Witnessed]:
     """The same rounds, played by hand."""
     world = build_world(SETTINGS, torch.device("cpu"))
-    agent = rule_player("random", "policy.name", SETTINGS.policy, world.setup, SETTINGS.seed)
+    agent = rule_player("random", "policy.name", SETTINGS.policy, world.setup)
     return [witnessed_round(world, agent, number) for number in range(ROUNDS)]
 
 

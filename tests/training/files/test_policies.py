@@ -53,7 +53,7 @@ def package(before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def built(cfg: TrainConfig) -> Learner:
-    learner = build_player(cfg, build_world(cfg, CPU)).learner
+    learner = build_player(cfg.policy, build_world(cfg, CPU)).learner
     assert learner is not None
     return learner
 
@@ -123,8 +123,8 @@ def test_rounds_of_imitation_have_the_teacher_that_is_asked_for() -> None:
         ),
     )
     world = build_world(cfg, CPU)
-    assert vars(build_player(cfg, world).teacher)["cfg"].tempo == 2
-    assert build_player(settings(), world).teacher is None
+    assert vars(build_player(cfg.policy, world).teacher)["cfg"].tempo == 2
+    assert build_player(settings().policy, world).teacher is None
 
 
 # --- what fails

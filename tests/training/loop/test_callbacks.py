@@ -153,11 +153,12 @@ def test_a_setting_that_needs_the_lab_is_named_without_it(
     world = tiny_world(2, 1, 2)
 
     def recorder(level: str) -> Recorder:
-        cfg = settings(telemetry=TelemetryConfig(level=level))
-        return make_recorder(cfg, world, Session(RunFolder(tmp_path), 0), SINGLE_PROCESS)
+        telemetry = TelemetryConfig(level=level)
+        return make_recorder(telemetry, world, Session(RunFolder(tmp_path), 0), SINGLE_PROCESS)
 
     def made(**asked: object) -> list[Callback]:
-        return make_callbacks(settings(**asked))
+        cfg = settings(**asked)
+        return make_callbacks(cfg.track, cfg.report)
 
     assert recorder("rounds") is NO_RECORDER
     RunFolder(tmp_path).tables.mkdir()
@@ -180,7 +181,7 @@ def test_trackers_come_before_callbacks_of_a_user_and_the_report_after_them(
     library = SimpleNamespace(SummaryWriter=object)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", library)
     own = [Callback()]
-    made = make_callbacks(settings(track=["tensorboard"], report=True), own)
+    made = make_callbacks(["tensorboard"], True, own)
     assert [type(one).__name__ for one in made] == ["Tracking", "Callback", "EndReport"]
     assert made[1:2] == own
 

@@ -58,7 +58,7 @@ def test_rounds_whose_decisions_lie_on_static_buffers_teach_the_same_bit_for_bit
     found = []
     for captured_decisions in (False, True):
         world = build_world(settings, CPU)
-        player = build_player(settings, world)
+        player = build_player(settings.policy, world)
         kept = [WatchedSteps(capture=False) for _ in range(3)]
         if captured_decisions:
             learner = player.learner

@@ -98,7 +98,7 @@ def world() -> World:
 
 @pytest.fixture(scope="module")
 def learner(world: World) -> Learner:
-    found = build_player(settings(), world).learner
+    found = build_player(settings().policy, world).learner
     assert found is not None
     return found
 

@@ -27,7 +27,6 @@ from esper_soa.training.files.saved_run import SavedRun, read_run
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.evaluation import (
     Scores,
-    evaluation_settings,
     judge,
     verdict_table,
     write_results,
@@ -58,7 +57,7 @@ TRAINED = settings(
 
 
 def settings_of(saved: SavedRun, cfg: EvaluateConfig) -> TrainConfig:
-    return evaluation_settings(settings_from_mapping(saved.settings), cfg)
+    return settings_from_mapping(saved.settings).for_evaluation(cfg)
 
 
 @pytest.fixture(scope="module")

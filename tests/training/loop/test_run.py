@@ -9,6 +9,7 @@ import io
 import json
 import math
 from collections import Counter
+from copy import copy
 from dataclasses import replace
 from operator import sub
 from pathlib import Path
@@ -286,7 +287,9 @@ def test_the_summary_tells_the_last_round(
 
 def test_the_seed_of_a_run_decides_what_its_policy_begins_with(world: World) -> None:
     def weights(seed: int) -> Tensor:
-        learner = build_player(settings("ppo", seed=seed), world).learner
+        seeded = copy(world)
+        seeded.rules = world.rules._replace(setup=world.setup._replace(seed=seed))
+        learner = build_player(settings("ppo").policy, seeded).learner
         assert learner is not None
         return torch.cat([parameter.flatten() for parameter in learner.parameters])
 
@@ -389,7 +392,7 @@ def test_the_best_policy_is_the_one_that_played_the_best_round_with_its_weights(
     if best > 0:
         before = saved(learning_run, best)["learner"]
     else:
-        untrained = build_player(settings("ppo"), world).learner
+        untrained = build_player(settings("ppo").policy, world).learner
         assert untrained is not None
         before = untrained.state_dict()
     moved = 0
@@ -448,6 +451,6 @@ def test_penalties_relax_over_the_rounds_that_the_settings_name_and_not_over_tho
 ) -> None:
     policy = settings("ppo").policy
     policy = replace(policy, ppo=replace(policy.ppo, floor_penalty_rounds=33))
-    learner = build_player(settings("ppo", policy=policy, rounds=7), world).learner
+    learner = build_player(settings("ppo", policy=policy, rounds=7).policy, world).learner
     assert learner is not None
     assert learner.total_updates == 33

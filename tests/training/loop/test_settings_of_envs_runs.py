@@ -104,7 +104,7 @@ def test_a_policy_begins_with_what_one_that_saw_less_has_learned(
         cfg = replace(cfg, policy=policy)
         world = build_world(cfg, torch.device("cpu"))
         view = Env(world).reset(1).view
-        agent = build_player(cfg, world).agent
+        agent = build_player(cfg.policy, world).agent
         decision, _ = agent.act(view, agent.start(4, world.device))
         learned.append(torch.cat((decision.log_probs, decision.value[:, None]), 1))
         assert view.observation.features.shape[1] == 23 + len(observe) + 2 * 31

@@ -87,7 +87,7 @@ def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -
 def test_players_of_several_tasks_share_a_learner_and_each_has_its_teacher() -> None:
     imitation = ImitationConfig(rounds=1, teacher="schedule")
     cfgs = [replace(one, policy=replace(one.policy, imitation=imitation)) for one in alone()]
-    first, second = build_players(cfgs, [build_world(one, CPU) for one in cfgs])
+    first, second = build_players(cfgs[0].policy, [build_world(one, CPU) for one in cfgs])
     assert first.learner is second.learner is not None
     assert first.learner.policies == [first.agent, second.agent]
     assert isinstance(second.teacher, SchedulePolicy)

@@ -16,7 +16,7 @@ from esper_soa.system.errors import SettingError, UserError
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.loop.build import build_world
-from esper_soa.training.loop.evaluation import build_agent, evaluation_settings
+from esper_soa.training.loop.evaluation import build_agent
 from esper_soa.training.start.export import main as export_command
 from tests.builders import warm
 from tests.builders.equal_runs import CPU, assert_equal_runs, lines, settings
@@ -66,10 +66,10 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path
     assert told.startswith(f"INFO hosts    2 x {name} of your own, ")
     assert any(record["blueprints"] for record in lines(tmp_path / "before"))
     saved = read_run(RunFolder(tmp_path / "before").checkpoint(3), CPU)
-    other = evaluation_settings(
-        settings_from_mapping(saved.settings), EvaluateConfig(checkpoint="given", envs=2)
+    other = settings_from_mapping(saved.settings).for_evaluation(
+        EvaluateConfig(checkpoint="given", envs=2)
     )
-    assert build_agent("ppo", other, build_world(other, CPU), saved) is not None
+    assert build_agent("ppo", other.policy, build_world(other, CPU), saved) is not None
     with pytest.raises(UserError, match=f"task.host: {HERE}:{name} -> chain"):
         resumed(settings(control="static_final", rounds=3), tmp_path / "before")
 

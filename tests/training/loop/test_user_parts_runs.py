@@ -14,7 +14,7 @@ from esper_soa.training.files.policies import load_policy, save_policy
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.loop.build import build_world
-from esper_soa.training.loop.evaluation import build_agent, evaluation_settings
+from esper_soa.training.loop.evaluation import build_agent
 from esper_soa.training.loop.players import build_player
 from tests.builders.equal_runs import CPU, assert_equal_runs, lines, settings, with_own
 from tests.builders.tiny_runs import fresh, log_of, resumed
@@ -86,17 +86,17 @@ def test_a_run_does_not_go_on_with_other_blueprints(before: Path) -> None:
 
 def test_the_policy_of_a_run_with_own_blueprints_is_evaluated(before: Path) -> None:
     saved = read_run(RunFolder(before).checkpoint(6), CPU)
-    cfg = evaluation_settings(
-        settings_from_mapping(saved.settings), EvaluateConfig(checkpoint="given", envs=2)
+    cfg = settings_from_mapping(saved.settings).for_evaluation(
+        EvaluateConfig(checkpoint="given", envs=2)
     )
-    policy = build_agent("ppo", cfg, build_world(cfg, CPU), saved)
+    policy = build_agent("ppo", cfg.policy, build_world(cfg, CPU), saved)
     rows = policy.state_dict()["embedding.weight"]  # type: ignore[attr-defined]
     assert rows.shape[0] == 13 + 2 + 1
 
 
 def rows_of(cfg: TrainConfig) -> dict[str, torch.Tensor]:
     """The tables by blueprint of the policy that a run of these settings begins with."""
-    learner = build_player(cfg, build_world(cfg, CPU)).learner
+    learner = build_player(cfg.policy, build_world(cfg, CPU)).learner
     assert learner is not None
     return {name: learner.policy.state_dict()[name] for name in BLUEPRINT_TABLES}
 

@@ -191,14 +191,13 @@ def test_what_ranks_cannot_have_is_refused(changed: dict, message: str) -> None:
 def test_there_is_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    cfg = replace(TrainConfig(), ranks=3, device="cuda")
-    check_devices(cfg, 2)  # here, of three on several machines
+    check_devices("cuda", 3, 2)  # here, of three on several machines
     told = (
         r"^ranks=3: must be such that a machine has at most 2, the GPUs of this one\. device=cpu "
         r"takes the CPU's cores instead\.$"
     )
     with pytest.raises(SettingError, match=told):
-        check_devices(cfg, 3)
+        check_devices("cuda", 3, 3)
 
 
 def test_a_program_that_plays_a_run_itself_is_told_that_it_is_one_rank(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def launches_of_an_env_step(
     rules = rules_from(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
     images = synthetic(16, 8, CPU).to(META)
     world = World(rules, images, 0, EAGER._replace(steps=Watched(launches)))
-    player = build_player(cfg, world)
+    player = build_player(cfg.policy, world)
     env = Env(world)
     assert isinstance(player.agent, RecurrentPolicy)
     assert player.learner is not None
