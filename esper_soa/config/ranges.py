@@ -278,14 +278,14 @@ class NumberTable(Rule):
 
 def number(default: Number, low: float, high: float, ends: str = "[]", note: str = "") -> Number:
     """A field for a number within the range; see Range."""
-    return field(default=default, metadata={RULE: Range(low, high, ends, note)})
+    return field(default=default, metadata={RULE: Range(low, high, ends, note=note)})
 
 
 def env_number(
     default: float, low: float, high: float, ends: str = "[]", note: str = ""
 ) -> EnvNumber:
     """A field for a number within the range, or for what gives each env its own; see EnvNumber."""
-    return field(default=default, metadata={RULE: EnvRange(low, high, ends, note)})
+    return field(default=default, metadata={RULE: EnvRange(low, high, ends, note=note)})
 
 
 def env_count(default: int, low: int, high: int, note: str = "") -> EnvNumber:

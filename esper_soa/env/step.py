@@ -165,8 +165,15 @@ def measure_(
     none = torch.zeros_like(slots.newborn)
     state = with_fields(state, slots=slots.replace(newborn=none, fresh_momentum=none))
     on_phase_end("state")
-    work = data.training, data.num_batches, data.rules
-    trained = engine.train_(setup, weights, slots.alpha, active_seeds, *work)
+    trained = engine.train_(
+        setup,
+        weights,
+        slots.alpha,
+        active_seeds=active_seeds,
+        feed=data.training,
+        num_batches=data.num_batches,
+        rules=data.rules,
+    )
     on_phase_end("training")
     validation = engine.validate(setup, weights, slots.alpha, active_seeds, data.validation)
     on_phase_end("validation")

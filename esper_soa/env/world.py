@@ -67,8 +67,13 @@ class World:
         self.envs = reduction.first_env + torch.arange(setup.num_envs, device=self.device)
         heads = torch.arange(len(HEADS), device=self.device)
         self.heads = heads // HEADS_TOGETHER * FURTHER_HEADS + heads % HEADS_TOGETHER
-        kind = self.device, torch.float32, setup.task.optimizer
-        self.weights = pools.allocate(setup.shape, setup.num_envs, *kind)
+        self.weights = pools.allocate(
+            setup.shape,
+            setup.num_envs,
+            self.device,
+            dtype=torch.float32,
+            optimizer=setup.task.optimizer,
+        )
         add_snapshot_(self.weights)
         if setup.precision == torch.float16:
             add_loss_scales_(self.weights)
@@ -254,11 +259,19 @@ class World:
 
     def _validation_order(self) -> Tensor:
         if self.split is None:
-            given = self.setup.val_samples, self.seed, self.device
             sets = [entry for _, entry in self.sets]
-            drawn = [orders.validation_order(len(one.source.val_labels), *given) for one in sets]
-            starts = [entry.validation for entry in sets]
-            return self.join([one + start for one, start in zip(drawn, starts, strict=True)])
+            drawn = [
+                orders.validation_order(
+                    len(entry.source.val_labels),
+                    self.setup.val_samples,
+                    self.seed,
+                    device=self.device,
+                )
+                for entry in sets
+            ]
+            return self.join(
+                [order + entry.validation for order, entry in zip(drawn, sets, strict=True)]
+            )
         num_val = len(self.data.val_labels)
         return self.reduction.rows_here(
             orders.split_validation_order(num_val, self.split, self.device)

@@ -146,14 +146,14 @@ def choose_engine(setup: Setup, example: Example, room: int | None = None) -> En
 
 
 def fastest_engine(setup: Setup, example: Example, room: int | None = None) -> EngineChoice:
-    """What computes on a GPU, of the engines that agree with torch when they are tried there; torch
+    """The engine for a GPU, of those that agree with torch when they are tried there; torch
     without a trial where the samples are for no other.
     """
     why = _kernel_obstacle(setup)
     if why:
         return EngineChoice(False, f"plain torch: {why}", name=REFERENCE)
     results = probe_engines(setup, example, room)
-    words = tuple(one.words() for one in results)
+    words = tuple(result.words() for result in results)
     best = select_engine(results)
     if best is None:
         reason = "plain torch, although it failed when it was tried"

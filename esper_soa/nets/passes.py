@@ -78,7 +78,7 @@ class PieceEngine(ABC):
     ) -> TrainReport:
         """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
         plan = seed_plan(active_seeds, active_seeds.running, setup.detached_stages)
-        shared = Pass(setup, weights, alpha, plan, feed)
+        shared = Pass(setup, weights, alpha, plan=plan, feed=feed)
         train_chunk_ = self.trainer(shared, num_batches, rules or rules_of(setup.task))
         device = alpha.device
         stats = initial(GradientStats, alpha.shape, device)
@@ -103,7 +103,7 @@ class PieceEngine(ABC):
     ) -> ValidationReport:
         """Report of all envs under the subset rows needed, none for those left out."""
         plan = seed_plan(active_seeds, active_seeds.visible, setup.detached_stages)
-        measure = self.validator(Pass(setup, weights, alpha, plan, feed))
+        measure = self.validator(Pass(setup, weights, alpha, plan=plan, feed=feed))
         num_envs, num_slots = alpha.shape
         device = alpha.device
         rows = max_rows(num_slots, setup.rows)

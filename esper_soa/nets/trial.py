@@ -101,7 +101,7 @@ def try_engines(
 
 
 def attempt(work: Callable[[], Outcome]) -> Outcome | str:
-    """What `work` gives, or in words what it raises; only what ends the program goes through."""
+    """The outcome of `work`, or in words its error; only what ends the program goes through."""
     try:
         return work()
     except (KeyboardInterrupt, SystemExit):
@@ -162,8 +162,13 @@ class Workload:
         self.training = samples.training(draw, torch.float32)
         order = torch.arange(self.val_samples, device=device)
         self.validation = samples.validation(order, torch.float32)
-        kind = device, torch.float32, setup.task.optimizer
-        self.weights = pools.allocate(setup.shape, setup.num_envs, *kind)
+        self.weights = pools.allocate(
+            setup.shape,
+            setup.num_envs,
+            device,
+            dtype=torch.float32,
+            optimizer=setup.task.optimizer,
+        )
         pools.initialise_hosts_(self.weights, setup.shape, self.keys)
         self.seeds = mixture(setup)
         alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))
@@ -175,12 +180,12 @@ class Workload:
         part.weights = self.weights[:envs]
         part.alpha = self.alpha[:envs]
         part.keys = self.keys[:envs]
-        own = (values if values is None else values[:envs] for values in self.seeds)
-        part.seeds = pools.ActiveSeeds._make(own)
+        first_rows = (rows if rows is None else rows[:envs] for rows in self.seeds)
+        part.seeds = pools.ActiveSeeds._make(first_rows)
         return part
 
     def results(self, make: Maker, precision: torch.dtype) -> Results:
-        """What a training and a validation pass give and change."""
+        """Results of a training and a validation pass, weights included."""
         return self.passes(make(), precision, BATCHES)[0]
 
     def run(self, make: Maker, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:

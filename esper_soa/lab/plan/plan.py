@@ -1,4 +1,4 @@
-"""What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun.
+"""The answer of `esper-train --plan`: memory, pace, duration and disk of a run before it is begun.
 
 The probe plays the run's own first round in a process of its own (probe.py), and tells what one env
 takes. Where ranks share out the envs, as many probes play a share each, side by side. A run that
@@ -77,13 +77,13 @@ class Plan(NamedTuple):
 
     @property
     def round_seconds(self) -> float:
-        """Of a round with its files."""
+        """Seconds of a round with its files."""
         timing = self.took
         return timing.episode_seconds + timing.update_seconds + timing.files_seconds
 
     @property
     def seconds(self) -> float:
-        """Of the whole run."""
+        """Seconds of the whole run."""
         cfg = self.cfg
         timing = self.took
         control = timing.bare_seconds if cfg.control == "wait" else timing.episode_seconds
@@ -139,13 +139,13 @@ def show_plan(cfg: TrainConfig, console: Console) -> None:
 
 
 def show_plan_json(cfg: TrainConfig, console: Console) -> None:
-    """As `show_plan`, in a line of JSON for every task."""
+    """The answer of `show_plan` in a line of JSON for every task."""
     for one in cfg.by_task.values():
         console.print(json_line(make_plan(one).record()), highlight=False, soft_wrap=True)
 
 
 def total_text(plans: Sequence[Plan]) -> str:
-    """What the tasks of a run take: all are in memory at the same time, and take turns."""
+    """Memory and time of the tasks of a run: all are in memory at once, and take turns."""
     memory = sum(plan.run_memory for plan in plans)
     free = min(plan.took.free for plan in plans)
     fits = "fits" if free < 0 or memory <= free else "does not fit: lower envs of a task"
@@ -178,7 +178,7 @@ def slowest_rank(ranks: Sequence[ProbeResult]) -> ProbeResult:
 
 
 def run_probe(folder: Path, ranks: int, rank: int) -> ProbeResult:
-    """What the probe of a rank measures, by SETTINGS in the folder; raises UserError where it was
+    """Measurements of the probe of a rank, by SETTINGS in the folder; raises UserError where it was
     refused, or ran out of memory.
     """
     arguments = [str(folder), str(rank), str(ranks)]
@@ -199,7 +199,7 @@ def run_probe(folder: Path, ranks: int, rank: int) -> ProbeResult:
 
 
 def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
-    """What a run of all ranks takes, from what the probe of one has left after two rounds."""
+    """The plan of a run of all ranks, from what the probe of one has left after two rounds."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     rounds = sum(size for name, size in sizes.items() if name.startswith(ROUND_FILES))

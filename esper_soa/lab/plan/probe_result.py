@@ -1,4 +1,4 @@
-"""What a probe measures, as plan.py and probe.py both know it. Needs no torch."""
+"""Measurements of a probe, as plan.py and probe.py both know it. Needs no torch."""
 
 from typing import NamedTuple
 

@@ -30,7 +30,7 @@ class Choices(TypedDict, total=False):
     layout: str  # nhwc (the default): channels last; nchw: channels before height and width
     resize: str  # auto (the default), pad, scale, stretch: how images come to have 32x32 pixels
     validation_images: int  # set aside where there is no such part; 0 (the default) = a fifth
-    # Of values in [0, 1], a number for all channels or for each; left out: of training images.
+    # Mean of values in [0, 1], one for all channels or for each; left out: of training images.
     mean: list[float]
     std: list[float]  # as mean
     class_names: list[str]  # of class 0, 1, ...

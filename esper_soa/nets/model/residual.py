@@ -34,7 +34,9 @@ class Residual:
         """The segment in its place; ValueError where it is the first."""
         if number == 0:
             raise ValueError("its first segment must be a ConvBlock: images have 3 channels")
-        return ResidualSegment(number, self.architecture, input_shape, slots.get((0, number), -1))
+        return ResidualSegment(
+            number, self.architecture, input_shape, slot=slots.get((0, number), -1)
+        )
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def build_rules(cfg: TrainConfig, setup: Setup) -> EnvRules:
 
 
 def reward_settings(reward: RewardConfig, setup: Setup) -> RewardSettings:
-    """What rewards need to know; raises SettingError for a user's reward that is none."""
+    """Settings of the rewards of all envs; raises SettingError for a user's reward that is none."""
     counts = parameter_table(setup.shape, setup.device)
     flop = training_flop(setup.shape, setup.device)
     num_slots = len(setup.shape.slots)

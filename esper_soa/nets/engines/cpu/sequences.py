@@ -128,7 +128,10 @@ def _block_record(
     weight = tensors[2]
     assert weight is not None
     nets = weight.shape[0]
-    record = SequenceBlock(nets, batch, length, channels // nets, kind.heads, kind.inner)
+    record = SequenceBlock(nets, batch, length)
+    record.width = channels // nets
+    record.heads = kind.heads
+    record.inner = kind.inner
     record.normed = tensors[0] is not None
     record.gelu = kind.gelu
     record.eps = NORM_EPS
@@ -153,7 +156,10 @@ class _Head(torch.autograd.Function):
         nets, tokens, width = table.shape
         loss = torch.zeros(nets, dtype=torch.float64)
         correct = torch.empty(labels.shape, dtype=torch.bool)
-        record = SequenceHead(nets, batch, length, width, tokens, NORM_EPS)
+        record = SequenceHead(nets, batch, length)
+        record.width = width
+        record.tokens = tokens
+        record.eps = NORM_EPS
         held: records.Held = {"x": rows, "scale": scale, "shift": shift, "table": table}
         held |= {"labels": labels, "loss": loss, "correct": correct}
         if any(ctx.needs_input_grad):  # type: ignore[attr-defined]

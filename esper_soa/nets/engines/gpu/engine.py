@@ -117,7 +117,15 @@ class GpuEngine:
         )
         plans = self._plans(setup.shape, device)
         cut = crops_record(crops.bank, inputs.first)
-        fresh = TrainStep(setup, plans, weights, inputs, sums, cut, images // num_batches)
+        fresh = TrainStep(
+            setup,
+            plans,
+            weights,
+            given=inputs,
+            sums=sums,
+            crops=cut,
+            batch=images // num_batches,
+        )
         stride = setup.task.gradient_stride
         key = "train", images, num_batches, *_places(weights, crops.bank.lines)
         steps = range(num_batches // setup.accumulate)
@@ -157,7 +165,9 @@ class GpuEngine:
         )
         plans = self._plans(setup.shape, device)
         cut = crops_record(crops.bank, inputs.first)
-        fresh = ValidationStep(setup, plans, weights, inputs, sums, cut, batch)
+        fresh = ValidationStep(
+            setup, plans, weights, given=inputs, sums=sums, crops=cut, batch=batch
+        )
         key = "validate", *inputs.first.shape, batch, *_places(weights, crops.bank.lines)
         count = inputs.first.shape[1] // batch
         done = self.steps.run_(key, fresh, [0] * count).sums

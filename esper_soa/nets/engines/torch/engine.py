@@ -190,7 +190,7 @@ def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor,
     counts = torch.zeros_like(loss)
     for inputs, labels in shared.feed.batches(envs, setup.eval_batch):
         targets = labels.expand(-1, num_nets, *labels.shape[2:])
-        seeds = SubsetSeeds(actives, num_nets, job.plan, labels.shape[0])
+        seeds = SubsetSeeds(actives, num_nets, job.plan, batch=labels.shape[0])
         with precision.autocast(setup.precision, inputs.device):
             batch = precision.as_input(inputs, setup.precision), targets
             losses, right = evaluate_loss(shape, folded, batch, filler=seeds, row=rows[0])
