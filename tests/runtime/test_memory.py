@@ -1,5 +1,6 @@
 """What a run needs is asked for before it is built; a failed allocation names settings."""
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from esper_soa.runtime.memory import (
 )
 from esper_soa.system.errors import RunMemoryError, SettingError, UserError
 from esper_soa.training.loop.build import make_setup
+from tests.builders.program import finished
 
 CPU = torch.device("cpu")
 NOTHING = SampleCount(0, 0)
@@ -356,3 +358,23 @@ def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:
         np.zeros(2**50)
     with pytest.raises(RuntimeError, match="shape"), memory_errors(RunMemoryError):
         torch.zeros(2).view(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "status"),
+    [
+        (("policy.network.hidden=8192",), 2),
+        (("task=cifar_baseline", "data=fashion32", "batch_size=4000", "train_samples=4000"), 1),
+    ],
+)
+def test_memory_that_runs_out_in_a_real_process_is_one_line(
+    overrides: tuple[str, ...], status: int, tmp_path: Path
+) -> None:
+    """In the policy's weights while building, and in the first training batch while playing."""
+    limits = {resource.RLIMIT_AS: 2 * GIB}
+    done = finished(*SMALL, "run_dir=run", *overrides, folder=tmp_path, limits=limits)
+    assert done.returncode == status, done.stderr
+    assert done.stderr.startswith("error: out of memory")
+    assert "Lower envs" in done.stderr
+    assert "Traceback" not in done.stderr

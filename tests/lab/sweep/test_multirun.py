@@ -89,6 +89,17 @@ def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(sw
     assert "envs: 2 -> 4" in changed.stderr
 
 
+@pytest.mark.slow
+def test_folders_that_are_given_to_hydra_are_taken(tmp_path: Path) -> None:
+    assert finished(*ONE, "hydra.run.dir=mine/${name}", folder=tmp_path).returncode == 0
+    swept = ("hydra.sweep.dir=sweep", "hydra.sweep.subdir=envs_${envs}")
+    assert finished("-m", *ONE, "envs=1,2", *swept, folder=tmp_path).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "sweep"]
+    for folder in ("mine/smoke", "sweep/envs_1", "sweep/envs_2"):
+        assert (tmp_path / folder / "summary.json").exists()
+        assert (tmp_path / folder / ".hydra" / "hydra.yaml").exists()
+
+
 def test_what_a_launcher_sends_to_its_processes_can_be_sent() -> None:
     sent = pickle.loads(pickle.dumps(partial(run_job, job)))
     assert (sent.func, sent.args) == (run_job, (job,))

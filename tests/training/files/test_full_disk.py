@@ -7,14 +7,13 @@ may be mounted.
 
 import json
 import resource
+import shutil
 import subprocess
 from pathlib import Path
 
-from tests.builders.program import (
-    TINY,
-    finished,
-    lines,
-)
+import pytest
+
+from tests.builders.program import ENVIRONMENT, PATIENCE, TINY, command, finished, lines
 
 TABLE = ("accuracy, mean over hosts (%)", "without growth", "parameters, mean over hosts")
 
@@ -62,3 +61,40 @@ def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_on
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "the newest checkpoint could not be written" in log
     assert "telemetry lacks 8 env-steps: File too large" in log
+
+
+def file_systems_can_be_mounted() -> bool:
+    tools = shutil.which("unshare"), shutil.which("mount")
+    if None in tools:
+        return False
+    tried = subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=60
+    )
+    return tried.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not file_systems_can_be_mounted(), reason="no file system can be mounted here")
+@pytest.mark.parametrize("room", ["16k"])
+def test_a_run_on_a_file_system_that_is_full_ends_with_its_table(tmp_path: Path, room: str) -> None:
+    (tmp_path / "small").mkdir()
+    # the file system is gone with the process: what lies in it is copied before
+    script = (
+        f'mount -t tmpfs -o size={room} tmpfs small && "$@"; status=$?; cp -r small/run '
+        "copy; exit $status"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *command(*TINY, "run_dir=small/run")],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert_ended_with_its_table(done)
+    assert done.stderr.count("\n") == 1
+    assert "the newest checkpoint" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert "telemetry lacks 8 env-steps" in done.stdout
+    assert_whole(tmp_path / "copy")
