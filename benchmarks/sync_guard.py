@@ -31,7 +31,7 @@ VALUE_NAMES = (
 VALUE_DEPENDENT = tuple(getattr(aten, name) for name in VALUE_NAMES.split())
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 # Of state.py, nets/seeds/snapshot.py and agent/ppo.py.
-ON_CPU_ALONE = ("known_false", "_copy_where_", "_ended", "_minibatches")
+ON_CPU_ALONE = ("known_false", "_copy_where_", "_ended", "minibatches")
 INTERPRETER = str(Path("triton", "runtime", "interpreter.py"))
 READ_NAMES = "item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__ __complex__"
 READS = tuple(getattr(Tensor, name) for name in READ_NAMES.split())

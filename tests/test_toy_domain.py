@@ -20,7 +20,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.grown.build import SlotContents, grown_hosts
-from esper_soa.lab import query
+from esper_soa.lab.query import command as query
 from esper_soa.lab.report import write
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.nets.choose import choose_engine

@@ -4,6 +4,8 @@ On the device "meta", which holds no values, every read of one raises, so nothin
 can depend on what grows; there, unlike on a CPU, the code of a GPU is the one that runs.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -88,6 +90,7 @@ def launches_of_an_env_step(
     # looks at labels, before a run
     monkeypatch.setattr("esper_soa.nets.data.batches.check_classes", lambda *_: None)
     cfg = settings(num_envs, task, slots, "torch")
+    cfg = replace(cfg, batch_size=2, train_samples=4, val_samples=4)
     rules = rules_from(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
     images = synthetic(16, 8, CPU).to(META)
     world = World(rules, images, 0, EAGER._replace(steps=Watched(launches)))
