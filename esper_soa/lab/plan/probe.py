@@ -164,11 +164,11 @@ def main() -> None:
     try:
         cfg = settings_in(folder / SETTINGS)
         device = resolve_device(cfg.device, rank)
-        check_devices(cfg.device, cfg.ranks, here=ranks)
+        check_devices(cfg.device, ranks, here=ranks)
         setup = make_setup(cfg, device)._replace(processes=ranks if device.type == "cpu" else 1)
         check_room(setup, cfg.policy)
-        own = replace(cfg, device=str(device))
-        result = round_of(own, RunFolder(folder / f"{rank}"), PROBE_SECONDS, program=program)
+        cfg = replace(cfg, device=str(device))
+        result = round_of(cfg, RunFolder(folder / f"{rank}"), PROBE_SECONDS, program=program)
         print(json.dumps(result._asdict()))
     except (UserError, RunMemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -215,7 +215,8 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     extra = max(0.0, pace.beside)
     setup = task.world.setup
     more = lay_out(setup, MORE_ENVS * setup.num_envs)
-    least, larger = (at_once(needs(part, cfg.policy)) for part in (setup, more))
+    engine = task.world.rules.engine
+    least, larger = (at_once(needs(part, cfg.policy, engine)) for part in (setup, more))
     return ProbeResult(
         program=program,
         host=_memory("VmHWM"),

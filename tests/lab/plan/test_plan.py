@@ -46,6 +46,7 @@ from esper_soa.lab.plan.plan import (
     verdict,
 )
 from esper_soa.lab.plan.probe import (
+    ENV_MARGIN,
     FEW_SAMPLES,
     ProbeProfile,
     few_samples,
@@ -54,8 +55,11 @@ from esper_soa.lab.plan.probe import (
 )
 from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
+from esper_soa.nets.needs import at_once
+from esper_soa.nets.setup import lay_out
+from esper_soa.runtime.memory import needs
 from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.loop.build import build_world
+from esper_soa.training.loop.build import build_world, make_setup
 from esper_soa.training.loop.collect import EpisodeRunner, Round
 from esper_soa.training.loop.players import build_player
 from tests.builders.tiny_world import quiet_progress, tiny_settings
@@ -364,6 +368,9 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
     assert (took.program, took.device) == (1, 0)
     assert took.host > 1 < took.free
     assert 0 < took.bare_seconds <= took.episode_seconds
+    setup = make_setup(cfg, CPU, loaded=True)
+    least, more = (at_once(needs(lay_out(setup, envs), cfg.policy)) for envs in (2, 16))
+    assert (took.least, took.per_env) == (least, ENV_MARGIN * (more - least) / 14)
     found = disk_of(tmp_path / "probe", cfg)
     assert 5 * found.per_round < found.whole < found.free
     assert len((tmp_path / "probe" / "metrics.jsonl").read_text().splitlines()) == 2
