@@ -133,12 +133,14 @@ def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
     """
     requests: list[int] = []
     context = OmegaConf.to_container(HydraConfig.get(), resolve=False)
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "esper_soa.lab.sweep.jobs"],
         stdin=subprocess.PIPE,
         cwd=HydraConfig.get().runtime.cwd,
         start_new_session=True,
-    ) as process:
+    )
+    # a job that ended at once reads nothing, and closing its input says so; its status says how
+    with suppress(BrokenPipeError), process:
 
         def hand_on(number: int) -> None:
             requests.append(number)
