@@ -6,6 +6,7 @@ nothing is ever allocated for it. Which seeds are active is the one read of the 
 host, for engines that launch nothing for the others.
 """
 
+from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ class RowLayout(NamedTuple):
     gate: int
 
 
+@lru_cache(maxsize=64)  # groups of seeds ask for it, pass by pass
 def row_layout(shape: HostShape, slot: int) -> RowLayout:
     """Widths of the rows of `slot`."""
     spec = shape.slots[slot]

@@ -24,7 +24,7 @@ from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.cpu.library import kernels
 from esper_soa.nets.engines.cpu.sequences import SequenceBlock, SequenceEngine, SequenceHead
-from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS
+from esper_soa.nets.model.blueprints import BLUEPRINTS, SEQUENCE_BLUEPRINTS
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.passes import PieceEngine
 from esper_soa.nets.seeds import pools
@@ -64,49 +64,85 @@ class Case(NamedTuple):
     spread: float  # of all weights
 
 
-def image_case(channels: int) -> Case:
-    """Hosts of images, whose first block gives `channels`."""
-    task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, max_grad_norm=0.05)
+class ImageSizes(NamedTuple):
+    """Sizes of hosts of images."""
+
+    channels: int  # of the first block; those behind have twice as many each
+    blocks: int
+    slot: str
+    left_out: tuple[int, ...] = ()  # blueprints, for the time that they take
+
+
+class SequenceSizes(NamedTuple):
+    """Sizes of transformers with two heads."""
+
+    width: int
+    context: int
+    tokens: int
+    codes: tuple[int, ...] = SEQUENCE_CODES
+
+
+# The kernels work by vectors of 8 or 16 floats, of which some take two at a time, by tiles of 4x4
+# or 2x2 pixels, and by 16 queries. Sizes are below each, at it and above it. Channels 6, 12, 24 and
+# 48 are part of a vector, one that is not full, three of 8 and three of 16; behind three pools
+# tiles are 2x2. Heads of 10 channels are copied, those of 32 are where they were; 40 positions are
+# two vectors and a rest. More pixels bring more numbers to the edge of a ReLU, not more ways.
+IMAGE_SIZES = (
+    ImageSizes(6, blocks=2, slot="r0c1"),
+    ImageSizes(12, blocks=3, slot="r1c2", left_out=(Blueprint.CONV_HEAVY,)),
+)
+SEQUENCE_SIZES = (
+    SequenceSizes(20, context=20, tokens=13),
+    SequenceSizes(64, context=40, tokens=37, codes=(Blueprint.ATTENTION, Blueprint.LORA)),
+)
+
+
+@cache
+def proof_images() -> BatchSource:
+    """Images that all hosts learn from."""
+    return synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU)
+
+
+def image_case(sizes: ImageSizes) -> Case:
+    """Hosts of images, each block with a pool."""
+    blueprints = tuple(known for known in BLUEPRINTS if known.code not in sizes.left_out)
+    task = TaskConfig(base_channels=sizes.channels, num_blocks=sizes.blocks, num_pools=sizes.blocks)
+    task.blueprints = [blueprint.name for blueprint in blueprints[1:]]
+    task.max_grad_norm = 0.05
     task.weight_decay = 0.01
-    shape = host_shape(task, sort_slots(task, ["r0c1"]))
     engine = CpuEngine(EngineChoice(True, ""))
     return Case(
         lambda _: engine,
         task,
-        shape,
-        codes=IMAGE_CODES,
+        shape=host_shape(task, sort_slots(task, [sizes.slot]), blueprints),
+        codes=tuple(code for code in IMAGE_CODES if code not in sizes.left_out),
         blends={Blueprint.DEPTHWISE: Blend.MULTIPLY, Blueprint.BOTTLENECK: Blend.GATE},
         detached=Blueprint.CONV_SMALL,
-        samples=synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU),
+        samples=proof_images(),
         spread=0.5,
     )
 
 
-def sequence_case(width: int) -> Case:
-    """Transformers with two heads, of this width."""
-    sizes = TransformerConfig(width=width, layers=1, heads=2, context=20, segments=1)
+def sequence_case(sizes: SequenceSizes) -> Case:
+    """Transformers of one layer."""
+    context = sizes.context
+    tokens = sizes.tokens
+    parts = TransformerConfig(width=sizes.width, layers=1, heads=2, context=context, segments=1)
     names = [blueprint.name for blueprint in SEQUENCE_BLUEPRINTS[1:]]
-    task = TaskConfig(host="transformer", num_classes=13, blueprints=names, transformer=sizes)
+    task = TaskConfig(host="transformer", num_classes=tokens, blueprints=names, transformer=parts)
     task.max_grad_norm = 0.05
     task.weight_decay = 0.01
-    shape = host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS)
-    tokens = torch.arange(20 * 20 * (PROOF_SAMPLES + 2)) * 7919 % 8191 % 13
-    text = text_set("proof", "", tokens.to(torch.uint8), context=20, num_tokens=13)
+    numbers = torch.arange(20 * context * (PROOF_SAMPLES + 2)) * 7919 % 8191 % tokens
     return Case(
         partial(SequenceEngine, EngineChoice(True, "")),
         task,
-        shape,
-        codes=SEQUENCE_CODES,
+        shape=host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS),
+        codes=sizes.codes,
         blends={Blueprint.LORA: Blend.MULTIPLY, Blueprint.MLP: Blend.GATE},
         detached=Blueprint.MLP_SMALL,
-        samples=text,
+        samples=text_set("proof", "", numbers.to(torch.uint8), context=context, num_tokens=tokens),
         spread=0.25,
     )
-
-
-# Widths for the kernels of either width in kernels.h, and for vectors that are not full.
-IMAGE_SIZES = (4, 8)
-SEQUENCE_SIZES = (12, 32)
 
 
 class _Field(ctypes.Structure):

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -234,14 +235,25 @@ def test_every_record_that_python_fills_is_compared() -> None:
     assert field.__name__.endswith("Field")
 
 
-CASES = [(proof.image_case, size) for size in proof.IMAGE_SIZES]
-CASES += [(proof.sequence_case, size) for size in proof.SEQUENCE_SIZES]
+CASES = [(proof.image_case, sizes) for sizes in proof.IMAGE_SIZES]
+CASES += [(proof.sequence_case, sizes) for sizes in proof.SEQUENCE_SIZES]
+# Further sizes, below vectors, tiles and chunks, at them and above them.
+FURTHER_SEQUENCES = ((12, 15, 13), (16, 16, 16), (36, 40, 37), (32, 33, 256), (80, 17, 32))
+FURTHER = [(proof.sequence_case, proof.SequenceSizes(*sizes)) for sizes in FURTHER_SEQUENCES]
+FURTHER_IMAGES = ((4, 2, "r0c1"), (8, 2, "r0c1"), (16, 2, "r1c1"), (12, 3, "r1c1"))
+FURTHER += [(proof.image_case, proof.ImageSizes(*sizes)) for sizes in FURTHER_IMAGES]
 
 
-@pytest.mark.parametrize(("make", "size"), CASES)
+@pytest.mark.parametrize(("make", "sizes"), CASES + FURTHER, ids=lambda part: str(part)[:60])
+def test_kernels_of_all_sizes_come_to_what_torch_does(make, sizes: NamedTuple) -> None:
+    errors = dict(proof.differences(make(sizes), TorchEngine()))
+    assert all(error < 1e-5 for error in errors.values()), errors
+
+
+@pytest.mark.parametrize(("make", "sizes"), CASES)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_proof_compares_all_that_a_step_changes(make, size: int, seed: int) -> None:
-    case = make(size)
+def test_the_proof_compares_all_that_a_step_changes(make, sizes: NamedTuple, seed: int) -> None:
+    case = make(sizes)
     errors = dict(proof.differences(case, TorchEngine(), seed))
     assert all(error < 1e-5 for error in errors.values()), errors
     given = (case, torch.float64, seed)
@@ -308,6 +320,8 @@ BREAKS = {
     "other order": ("sgd.h", "rate, momentum", "momentum, rate", "record sgd.rate"),
     "wide vectors alone": ("vec.h", NINE, f"{NINE[:-2]}0,", OTHERWISE),
     "wide vectors of one pixel": ("pair.h", "0xaaaa", "0", OTHERWISE),
+    "two vectors of keys": ("sequence.c", "j < count; j +=", "j < 2 * LANES; j +=", OTHERWISE),
+    "wide layers": ("winograd.h", "out, y, lines, o, 2,", "out, y, 0, o, 2,", OTHERWISE),
     "later keys are seen": ("sequence.c", "zero(row + count, N - count)", "", OTHERWISE),
     "no gradient of keys": ("sequence.c", "add_outer(grad_key.at", "(void)(grad_key.at", OTHERWISE),
 }
