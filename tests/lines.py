@@ -181,7 +181,7 @@ def num_words(folder: Path) -> int:
 # Counts that should be small, each with its ceiling.
 COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
     "words in docs/": (num_words, 38_000),
-    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 255),
+    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 256),
     "functions that take a whole record of settings": (num_whole_settings, 33),
     "tuples starred into calls": (num_starred_tuples, 10),
     "the identifier `one`": (lambda folder: identifiers(folder, "one"), 300),

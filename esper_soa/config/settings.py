@@ -90,6 +90,8 @@ class TelemetryConfig(Settings, path="telemetry."):
     """Console output and recording of a run."""
 
     level: str = choice("events", LEVELS)  # rounds: lines of JSON; events: tables too; full: all
+    # Rounds that are recorded at level full after an anomaly begins.
+    escalation: int = number(0, 0, COUNT, note="0 = off")
     write_interval: float = number(10.0, 0, 86_400)  # seconds between writings of a round
     console: str = choice("bar", ("bar", "envs"))  # envs: a table below the bar, from events on
     progress: str = choice("auto", PROGRESS_STYLES)  # auto: live on a terminal, else plain lines
@@ -101,6 +103,8 @@ class TelemetryConfig(Settings, path="telemetry."):
         recorded = self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events")
         remedy = "The table is made of what the level events records."
         self.require(recorded, "console", f"bar with telemetry.level={self.level}", remedy=remedy)
+        silent = self.level == "off" and self.escalation > 0
+        self.require(not silent, "escalation", "0 with telemetry.level=off")
 
 
 @dataclass

@@ -133,10 +133,12 @@ def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) 
     sizes |= dict.fromkeys([*(f"reward_{name}" for name in REWARD_TERMS), "reward"], 0)
     sizes |= {"log_probs": len(HEAD_NAMES), "value": 0, "legal": len(OP_NAMES), "subsets": 0}
     sizes |= {f"slot.{name}": len(legend.slots) for part in SLOT_PARTS for name in part}
-    num_choices = sum(legend.choices)
-    num_subsets = (numbers.shape[2] - sum(size or 1 for size in sizes.values())) // 2 - num_choices
-    sizes |= {"masks": num_choices, "probabilities": num_choices}  # of the level `full`, as these
-    sizes |= {"subset": num_subsets, "subset_accuracy": num_subsets}
+    left = numbers.shape[2] - sum(size or 1 for size in sizes.values())
+    if left > 0:  # of the level `full`
+        num_choices = sum(legend.choices)
+        num_subsets = left // 2 - num_choices
+        sizes |= {"masks": num_choices, "probabilities": num_choices}
+        sizes |= {"subset": num_subsets, "subset_accuracy": num_subsets}
     places: dict[str, int | slice] = {}
     begin = 0
     for name, size in sizes.items():

@@ -45,10 +45,26 @@ TABLE_MAKERS = {
 Item: TypeAlias = tuple[int, int, np.ndarray] | tuple[int, int]
 
 
-class TableFolder(Recorder):
+class LevelRecorder(Recorder):
+    """Packs of an env-step what a level asks for."""
+
+    def __init__(self, level: str) -> None:
+        """level: rounds for nothing, events or full."""
+        self._level = level
+        self.escalate(False)
+
+    def escalate(self, full: bool) -> None:
+        self.full = full or self._level == "full"
+
+    def pack(self, facts: Facts) -> Tensor | None:
+        return pack(facts, self.full) if self.full or self._level in TABLE_LEVELS else None
+
+
+class TableFolder(LevelRecorder):
     """The tables of earlier rounds of a run; records nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, level: str = "rounds") -> None:
+        super().__init__(level)
         self._folder = folder
 
     def truncate(self, rounds: int) -> None:
@@ -74,14 +90,12 @@ class TableRecorder(TableFolder):
         """interval: least seconds between two writings of a round in progress; table: shown.
         control: whether it records the control, which has one table.
         """
-        super().__init__(folder)
+        super().__init__(folder, level)
         self.table: EnvsTable | None = table
-        self.full = level == "full"
         self._legend = legend
         self._interval = interval
         self._write_errors = write_errors
-        left_out = {CONTROL_TABLE} if self.full else {CONTROL_TABLE, *FULL_LEVEL_TABLES}
-        growing = [name for name in TABLE_MAKERS if name not in left_out]
+        growing = [name for name in TABLE_MAKERS if name != CONTROL_TABLE]
         self._tables = [CONTROL_TABLE] if control else growing
         # the lists by which bits and lists in the tables are to be read
         lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
@@ -97,14 +111,12 @@ class TableRecorder(TableFolder):
         # by round: env-steps of all envs, and files that are to be written, or have no room
         self._waiting: dict[int, tuple[int, dict[Path, bytes]]] = {}
         self._on_disk: dict[int, int] = {}  # env-steps of all envs by round
+        self._folders = set[Path]()  # of the tables, as far as they have been made
         self._worker: Worker[Item] = Worker("telemetry", self._handle, MAX_WAITING_STEPS)
 
     def begin(self, number: int) -> None:
         self._number = number
         self._lost = 0
-
-    def pack(self, facts: Facts) -> Tensor | None:
-        return pack(facts, self.full)
 
     def emit(self, step: int, numbers: np.ndarray) -> None:
         if self.table is not None:
@@ -160,7 +172,8 @@ class TableRecorder(TableFolder):
         numbers = np.stack(list(self._steps.values()))
         record = unpack(self._legend, self._round, np.array(list(self._steps)), numbers=numbers)
         files = {}
-        for table in self._tables:
+        left_out = () if record.full else FULL_LEVEL_TABLES
+        for table in (name for name in self._tables if name not in left_out):
             rows = TABLE_MAKERS[table](record)
             content = table_bytes(TABLES[table], rows, {"table": table} | self._facts | facts)
             files[table_path(self._folder, table, self._round)] = content
@@ -173,10 +186,11 @@ class TableRecorder(TableFolder):
         with self._write_errors.attempt(TABLES_FOLDER):
             for number, (env_steps, files) in list(self._waiting.items()):
                 for path in list(files):
-                    if self._on_disk and not path.parent.exists():
+                    if path.parent in self._folders and not path.parent.exists():
                         earlier = f"{TABLES_FOLDER} of earlier rounds"
                         self._write_errors.note(earlier, DELETED_REASON)
                     path.parent.mkdir(parents=True, exist_ok=True)
+                    self._folders.add(path.parent)
                     write_bytes(path, files[path])
                     del files[path]
                 self._on_disk[number] = env_steps
@@ -188,12 +202,12 @@ class TableRecorder(TableFolder):
                 del self._waiting[number], sizes[number]
 
 
-class RankRecorder(Recorder):
+class RankRecorder(LevelRecorder):
     """Records the envs of several ranks: each keeps a round's env-steps, the first records all."""
 
     def __init__(self, recorder: Recorder, ranks: Ranks, level: str) -> None:
-        """recorder: of the first rank; it records nothing on others. level: events or full."""
-        self.full = level == "full"
+        """recorder: of the first rank; it records nothing on others."""
+        super().__init__(level)
         self._recorder = recorder
         self._ranks = ranks
         self._steps: list[np.ndarray] = []
@@ -204,9 +218,6 @@ class RankRecorder(Recorder):
     def begin(self, number: int) -> None:
         self._steps = []
         self._recorder.begin(number)
-
-    def pack(self, facts: Facts) -> Tensor | None:
-        return pack(facts, self.full)
 
     def emit(self, step: int, numbers: np.ndarray) -> None:
         self._steps.append(numbers)
@@ -238,13 +249,13 @@ def make_recorder(
     learns: bool,
     control: bool,
 ) -> Recorder:
-    """The recorder of a run, as telemetry.level and telemetry.console ask.
+    """The recorder of a run, as telemetry asks.
 
     world: of the hosts. learns: whether its policy does. control: whether these are the
     control's, which have a table alone.
     """
     folder = session.folder.path
-    if telemetry.level not in TABLE_LEVELS:
+    if telemetry.level not in TABLE_LEVELS and (control or not telemetry.escalation):
         return TableFolder(folder)
     level = "events" if control else telemetry.level
     recorder = NO_RECORDER

@@ -64,6 +64,11 @@ class RoundRecord(NamedTuple):
     # what the columns C hold: one of an env, or K of its slots (`slot.*`) or of other things
     places: Mapping[str, int | slice]
 
+    @property
+    def full(self) -> bool:
+        """Whether it was recorded at level full."""
+        return "masks" in self.places
+
     def read(self, name: str) -> np.ndarray:
         """float64 [T, N] or [T, N, K]."""
         return self.numbers[:, :, self.places[name]]

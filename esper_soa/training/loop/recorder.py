@@ -40,6 +40,9 @@ class Recorder:
         """Env-steps of all envs that some table lacks; known once all is closed."""
         return self.received - self.env_steps
 
+    def escalate(self, full: bool) -> None:
+        """Record the rounds that begin from now on at level full, or at the level asked for."""
+
     def truncate(self, rounds: int) -> None:
         """Drop what is recorded after the first `rounds` rounds, which the run repeats; OSError."""
 
@@ -74,12 +77,18 @@ def make_recorder(
     learns: bool = False,
     control: bool = False,
 ) -> Recorder:
-    """The recorder that telemetry.level asks for, of the hosts of `world`, or of the control's; at
+    """The recorder that telemetry asks for, of the hosts of `world`, or of the control's; at
     any level where a folder has tables, which a resumed run cuts back.
     """
     level = telemetry.level
-    if level not in TABLE_LEVELS and not session.folder.tables.exists():
+    escalates = telemetry.escalation > 0 and not control
+    if level not in TABLE_LEVELS and not escalates and not session.folder.tables.exists():
         return NO_RECORDER
-    other = "telemetry.level=rounds" if level in TABLE_LEVELS else "another run_dir"
-    make = find_in_lab("telemetry.level", f"telemetry.level={level}", f"Take {other}")
+    other = "another run_dir"
+    if level in TABLE_LEVELS:
+        other = "telemetry.level=rounds"
+    elif escalates:
+        other = "telemetry.escalation=0"
+    asked = f"telemetry.level={level}"
+    make = find_in_lab("telemetry.level", asked, f"Take {other}")
     return cast(Recorder, make(telemetry, world, session, ranks, learns, control))

@@ -82,6 +82,7 @@ class Run:
         for name, task in self.tasks.items():
             task.restore(checkpoint_run.task(name))
         self.watch = Watch(self.cfg.telemetry.anomaly, checkpoint_run.watch)
+        self.set_level()
         self.best_accuracy = checkpoint_run.best_accuracy
         self.remember()
         done = self.rounds_done
@@ -132,6 +133,24 @@ class Run:
             "learner": state,
         }
         self.rounds_held = self.rounds_done  # when the content was taken
+
+    def escalate(self, anomaly: bool) -> None:
+        """Count a round; where an `anomaly` began in it, those that follow are recorded in full,
+        telemetry.escalation of them.
+        """
+        rounds = self.cfg.telemetry.escalation if anomaly else 0
+        self.watch.escalate(rounds)
+        self.set_level()
+        done = self.rounds_done
+        last = min(done + rounds, self.cfg.rounds)
+        if last > done:
+            LOGGER.info("tables   rounds %d to %d are recorded at level full", done + 1, last)
+
+    def set_level(self) -> None:
+        """Have the round to come recorded as the watch has it."""
+        full = self.watch.full_rounds > 0 and self.cfg.telemetry.escalation > 0
+        for task in self.tasks.values():
+            task.files.recorder.escalate(full)
 
     def save_best(self, results: Sequence[RoundResult]) -> None:
         """Save the policy, before its update, where its round has the best mean over tasks."""

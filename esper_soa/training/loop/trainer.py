@@ -113,13 +113,15 @@ def log_round(
     run: Run, played: Sequence[Collected], update: dict[str, float], seconds: float
 ) -> list[dict[str, Json]]:
     """Count a round and write it down; returns the line of every task for metrics.jsonl."""
-    for name, message in run.watch.look(update).items():
+    begun = run.watch.look(update)
+    for name, message in begun.items():
         LOGGER.warning("round %d  %s: %s", run.rounds_done + 1, name, message)
     learning: dict[str, Json] = {"update": update, "anomalies": run.watch.active}
     lines = []
     for task, collected in zip(run.tasks.values(), played, strict=True):
         times = {"collect_seconds": collected.seconds, "update_seconds": seconds / len(played)}
         lines.append(task.log(collected.result, times, learning))
+    run.escalate(bool(begun))
     run.remember()
     return lines
 

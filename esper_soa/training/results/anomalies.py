@@ -36,6 +36,7 @@ class WatchState:
     streaks: dict[str, int] = field(default_factory=dict)  # unhealthy updates in a row, by name
     explored: list[str] = field(default_factory=list)  # heads whose entropy has been high
     gradient_mean: float | None = None  # running mean of the gradient norm
+    full_rounds: int = 0  # rounds to come that telemetry records at level full
 
 
 class Watch(WatchState):
@@ -55,6 +56,10 @@ class Watch(WatchState):
         new = {name: message for name, message in findings.items() if name not in self.active}
         self.active = list(findings)
         return new
+
+    def escalate(self, rounds: int) -> None:
+        """Count a round; where an anomaly began in it (`rounds` > 0), so many follow in full."""
+        self.full_rounds = rounds or max(self.full_rounds - 1, 0)
 
     def _skipped(self, update: Mapping[str, float]) -> dict[str, str]:
         """Updates without a step, and numbers that are not finite in those with one."""

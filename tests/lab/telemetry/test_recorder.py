@@ -87,6 +87,18 @@ def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, lev
     assert len(read_table(tmp_path, "steps")["env"]) == 0
 
 
+def test_single_rounds_are_in_full_where_ranks_share_the_envs(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    recorder = RankRecorder(made(recorded, tmp_path), SINGLE_PROCESS, "events")
+    for number in (1, 2, 3):
+        recorder.escalate(number == 2)
+        play(recorder, recorded, number, ends=True)
+    recorder.close()
+    assert list(table_files(tmp_path, "steps")) == [1, 2, 3]
+    assert list(table_files(tmp_path, "choices")) == [2]
+
+
 class HeldWriter:
     """Writes files once it is let go."""
 

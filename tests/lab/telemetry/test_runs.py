@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper_soa.config.settings import TelemetryConfig, TrainConfig
+from esper_soa.config.settings import AnomalyConfig, TelemetryConfig, TrainConfig
 from esper_soa.lab.telemetry import recorder
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop import run as running
 from tests.builders.program import TINY, finished, started, wait_until
-from tests.builders.tiny_runs import fresh, resumed, settings, timeless
+from tests.builders.tiny_runs import fresh, log_of, resumed, settings, timeless
 
 
 def at(level: str, rounds: int = 2) -> TrainConfig:
@@ -87,6 +87,25 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     resumed(at("events"), tmp_path)
     assert same_tables(tmp_path, folders["events"])
     assert list(table_files(tmp_path, "events")) == [1, 2]
+
+
+@pytest.mark.parametrize(("level", "recorded"), [("rounds", [2, 3]), ("events", [1, 2, 3, 4])])
+def test_rounds_after_an_anomaly_are_recorded_in_full_by_a_run_that_goes_on_too(
+    level: str, recorded: list[int], tmp_path: Path
+) -> None:
+    cfg = at(level, rounds=4)
+    sick = AnomalyConfig(max_lstm_rms=1e-6)  # from the first update on
+    cfg = replace(cfg, telemetry=replace(cfg.telemetry, escalation=2, anomaly=sick))
+    fresh(cfg, tmp_path / "whole")
+    fresh(replace(cfg, rounds=2), tmp_path / "parts")
+    resumed(cfg, tmp_path / "parts")
+    for path in (tmp_path / "whole", tmp_path / "parts"):
+        assert list(table_files(path, "steps")) == recorded
+        assert all(list(table_files(path, table)) == [2, 3] for table in ("choices", "subsets"))
+        assert all(len(read_table(path, table)["round"]) > 0 for table in ("choices", "subsets"))
+    (told,) = (line for line in log_of(tmp_path / "whole") if line.startswith("INFO tables"))
+    assert "2 to 3" in told
+    assert timeless(tmp_path / "whole/metrics.jsonl") == timeless(tmp_path / "parts/metrics.jsonl")
 
 
 def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

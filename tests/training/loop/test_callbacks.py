@@ -152,8 +152,8 @@ def test_a_setting_that_needs_the_lab_is_named_without_it(
 ) -> None:
     world = tiny_world(2, 1, 2)
 
-    def recorder(level: str) -> Recorder:
-        telemetry = TelemetryConfig(level=level)
+    def recorder(level: str, escalation: int = 0) -> Recorder:
+        telemetry = TelemetryConfig(level=level, escalation=escalation)
         return make_recorder(telemetry, world, Session(RunFolder(tmp_path), 0), SINGLE_PROCESS)
 
     def made(**asked: object) -> list[Callback]:
@@ -167,6 +167,12 @@ def test_a_setting_that_needs_the_lab_is_named_without_it(
         ("telemetry.tracking", TRACKED, "track=[]", lambda: made(track=["tensorboard"])),
         (RECORDER, "telemetry.level=full", "telemetry.level=rounds", lambda: recorder("full")),
         (RECORDER, "telemetry.level=rounds", "another run_dir", lambda: recorder("rounds")),
+        (
+            RECORDER,
+            "telemetry.level=rounds",
+            "telemetry.escalation=0",
+            lambda: recorder("rounds", 2),
+        ),
     ):
         monkeypatch.setitem(sys.modules, f"esper_soa.lab.{module}", None)
         with pytest.raises(UserError) as caught:
