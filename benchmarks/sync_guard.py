@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -35,7 +36,8 @@ ON_CPU_ALONE = ("known_false", "_copy_where_", "_ended", "minibatches")
 INTERPRETER = str(Path("triton", "runtime", "interpreter.py"))
 READ_NAMES = "item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__ __complex__"
 READS = tuple(getattr(Tensor, name) for name in READ_NAMES.split())
-UPLOADS = (torch.tensor, torch.as_tensor)
+UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray)
+ITEMS = (Tensor.__getitem__, Tensor.__setitem__)
 MADE = (torch.from_numpy, torch.zeros, torch.ones, torch.full, torch.empty, torch.arange)
 FACTORIES = (*UPLOADS, *MADE)
 
@@ -87,6 +89,10 @@ class SyncGuard:
     def is_on_host(self, tensor: object) -> bool:
         """The result of a copy to the host."""
         return any(tensor is known for known in self._on_host)
+
+    def now_on_device(self, moved: object) -> None:
+        """Forget what was on the host, and has been moved."""
+        self._on_host = [known for known in self._on_host if known is not moved]
 
     def now_on_host(self, tensor: Tensor) -> None:
         """Remember the result of a copy to the host."""
@@ -160,8 +166,8 @@ class _Functions(TorchFunctionMode):
             self.guard.report(f"Tensor.{func.__name__}")
         if moves and on_host and not copies and not kwargs.get("non_blocking"):
             self.guard.report("Tensor.to of what is on the host, which waits for the copy")
-        if func in UPLOADS and kwargs.get("device") is not None and not isinstance(args[0], Tensor):
-            self.guard.report(f"torch.{func.__name__} on a device")
+        if self._uploads(func, args, kwargs):
+            self.guard.report(f"{func.__name__} of what is on the host, into what is on a device")
         result = func(*args, **kwargs)
         made = (
             func in FACTORIES
@@ -170,7 +176,27 @@ class _Functions(TorchFunctionMode):
         )
         if (copies or made) and isinstance(result, Tensor):
             self.guard.now_on_host(result)
+        elif moves and on_host:  # of which a CPU makes no copy
+            self.guard.now_on_device(result)
         return result
+
+    def _uploads(self, func: Callable[..., object], args: tuple, kwargs: dict) -> bool:
+        """Whether the host waits until numbers, lists or a tensor of its own are on the device."""
+        if func in UPLOADS:
+            return kwargs.get("device") is not None and not isinstance(args[0], Tensor)
+        if func is Tensor.new_tensor or self.guard.is_on_host(args[0] if args else None):
+            return func is Tensor.new_tensor
+        if func is Tensor.copy_:
+            waits = not (kwargs.get("non_blocking") or True in args[2:])
+            return waits and self.guard.is_on_host(args[1])
+        if func not in ITEMS:
+            return False
+        places = args[1] if isinstance(args[1], tuple) else (args[1],)
+        tensors = [place for place in places if isinstance(place, Tensor) and place.ndim]
+        on_host = any(map(self.guard.is_on_host, tensors))
+        is_number = len(args) > 2 and not isinstance(args[2], Tensor)
+        lists = any(isinstance(place, list | np.ndarray) for place in places)
+        return lists or on_host or bool(tensors and is_number)
 
 
 def _goes_to_host(func: Callable[..., object], args: tuple, kwargs: dict) -> bool:

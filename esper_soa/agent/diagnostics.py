@@ -38,7 +38,7 @@ def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
     saturated = hidden.abs().gt_(SATURATED).sum((-2, -1))
     return {
         "hidden_square": Mean(torch.where(valid, _rms(hidden), 0.0).square().sum(), valid.sum()),
-        "cell_square": Mean(squares.sum(), squares.new_tensor(squares.numel())),
+        "cell_square": Mean(squares.sum(), squares.new_full((), squares.numel())),
         "saturated": Mean(torch.where(valid, saturated, 0.0).sum(), valid.sum() * units),
     }
 

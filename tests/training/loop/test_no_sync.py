@@ -4,6 +4,7 @@ import ast
 import io
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy, WaitPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config.env import REWARD_MODES, RewardConfig
+from esper_soa.config.env import REWARD_MODES, EarlyStopConfig, RewardConfig
 from esper_soa.config.nets import sort_slots
 from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
+from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.metrics import MetricsAccumulator
 from esper_soa.training.results.progress import Progress
@@ -44,6 +46,7 @@ ACTIVE_SEEDS = "read_active_seeds"
 READ_PROGRESS = "read_progress"
 # MetricsAccumulator.read: the sums of a whole round by one copy after its last env-step, and what
 # the host makes of it.
+NEVER = EarlyStopConfig()
 METRICS = ("MetricsAccumulator", "copy_to_host", "episode_records", "blueprint_record", "spread_of")
 
 VALUES = torch.arange(4.0)
@@ -72,6 +75,14 @@ SYNCS: dict[str, Callable[[], object]] = {
     "bincount": lambda: VALUES.long().bincount(),
     "tensor_on_device": lambda: torch.tensor([1, 2], device="cpu"),
     "array_on_device": lambda: torch.as_tensor(np.ones(2), device="cpu"),
+    "asarray_on_device": lambda: torch.asarray([1, 2], device=CPU),
+    "new_tensor": lambda: VALUES.new_tensor(4),
+    "read_by_list": lambda: VALUES[[2, 0]],
+    "read_by_array": lambda: VALUES.view(2, 2)[:, np.array([1, 0])],
+    "read_by_host": lambda: VALUES[torch.tensor([2, 0])],
+    "write_by_list": lambda: VALUES.clone().__setitem__([2, 0], VALUES[:2]),
+    "number_at_places": lambda: VALUES.clone().__setitem__(VALUES.long(), 1.0),
+    "copied_from_host": lambda: VALUES.clone().copy_(torch.zeros(4)),
 }
 
 
@@ -96,6 +107,7 @@ def test_the_guard_names_the_function_of_the_program_whatever_the_folder_of_the_
 def test_the_guard_lets_device_work_pass_and_moves_that_wait_for_nothing() -> None:
     index = torch.tensor([2, 0])
     with SyncGuard() as guard:
+        VALUES.clone()[1:] = 2.0
         picked = VALUES[index] + torch.where(VALUES > 1, VALUES, 0.0).sum()
         torch.zeros_like(VALUES).index_copy_(0, index, picked)
         moved = torch.as_tensor(np.arange(3)).to(CPU, non_blocking=True)
@@ -165,8 +177,10 @@ def learning_player(num_slots: int) -> Player:
     return Player(policy, Learner(policy, PPOConfig(minibatches=1), 1, seed=0))
 
 
-def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) -> Counter[str]:
-    world = tiny_world(num_envs, num_slots, steps)
+def syncs_of_a_round(
+    num_envs: int, num_slots: int, steps: int, player: Player, early: EarlyStopConfig = NEVER
+) -> Counter[str]:
+    world = build_world(replace(tiny_settings(num_envs, num_slots, steps), early_stop=early), CPU)
     assert world.rules.setup.workers == 1, "the guard sees its own thread alone"
     quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
     with quiet as progress, SyncGuard([ACTIVE_SEEDS, READ_PROGRESS, *METRICS]) as guard:
@@ -183,6 +197,13 @@ def test_an_env_step_reads_the_device_twice_whatever_its_size(
     steps = 3
     counted = syncs_of_a_round(num_envs, num_slots, steps, Player(RandomPolicy(), None))
     assert counted == {ACTIVE_SEEDS: steps, READ_PROGRESS: steps}
+
+
+def test_where_episodes_may_end_early_an_env_step_reads_the_device_no_more() -> None:
+    """How many have ended travels with the numbers of the progress bar."""
+    early = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=3)
+    counted = syncs_of_a_round(2, 2, 6, Player(RandomPolicy(), None), early)
+    assert counted == {ACTIVE_SEEDS: 3, READ_PROGRESS: 3}
 
 
 @pytest.mark.parametrize("teacher", some_of(["", "schedule", "heuristic"], "heuristic"))
