@@ -84,14 +84,14 @@ def try_engines(
     trial_results = []
     rounding: Distances = {}
     for name in (reference, *(name for name in makers if name != reference)):
-        outcome = attempt(partial(workload.run, makers[name], setup.precision))
-        if isinstance(outcome, str) or isinstance(expected, str):
+        outcome = attempt(partial(workload.compare, makers[name], expected))
+        if isinstance(outcome, str):
+            trial_results.append(TrialResult(name, outcome))
+        elif isinstance(expected, str):
             unknown = f"torch in float32, which says what is right, does not run: {expected}"
-            why = outcome if isinstance(outcome, str) else unknown
-            trial_results.append(TrialResult(name, why))
+            trial_results.append(TrialResult(name, unknown))
         else:
-            results, cost = outcome
-            errors = distances(results, expected, workload.val_samples)
+            errors, cost = outcome
             rounding = errors if name == reference else rounding
             worst = max(max(pair) for pair in errors.values())
             trial_results.append(TrialResult(name, disagreement(errors, rounding), worst, *cost))
@@ -187,6 +187,12 @@ class Workload:
     def results(self, make: Maker, precision: torch.dtype) -> Results:
         """Results of a training and a validation pass, weights included."""
         return self.passes(make(), precision, BATCHES)[0]
+
+    def compare(self, make: Maker, expected: Results | str) -> tuple[Distances, tuple[float, int]]:
+        """Distances from `expected`, none where that is an error; and the cost, as of `run`."""
+        results, cost = self.run(make, self.setup.precision)
+        known = {} if isinstance(expected, str) else expected
+        return distances(results, known, self.val_samples), cost
 
     def run(self, make: Maker, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
         """Results of the last training and validation pass; seconds of an env-step, and bytes."""

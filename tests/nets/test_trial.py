@@ -3,6 +3,7 @@ with a reason.
 """
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -112,6 +113,40 @@ def test_an_engine_unlike_torch_is_dropped_with_why(engine: type[TorchEngine], r
     assert second.name == "other"
     assert reason in second.dropped
     assert second.words().startswith("other is left out: ")
+
+
+class Unreadable(torch.Tensor):
+    """A tensor of a device that an engine has broken: whatever reads its values raises."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        if func in (torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__float__):
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Breaking(TorchEngine):
+    """Gives results that nobody can read any more."""
+
+    def validate(self, *given: object) -> ValidationReport:
+        report = super().validate(*given)  # type: ignore[arg-type]
+        return report._replace(loss=report.loss.as_subclass(Unreadable))
+
+
+@pytest.mark.parametrize(
+    ("exact", "engine", "reason"),
+    [
+        (TorchEngine, Breaking, "it fails with RuntimeError: CUDA error: an illegal memory access"),
+        (Breaking, Broken, r"it fails with PanicError: no such\nkernel"),
+    ],
+)
+def test_where_reads_raise_after_an_engine_has_failed_that_is_its_verdict(
+    exact: type[TorchEngine], engine: type[TorchEngine], reason: str
+) -> None:
+    (result,) = try_engines(setup(), synthetic, exact, "other", {"other": engine})
+    assert result.dropped == reason
 
 
 class Full(TorchEngine):
