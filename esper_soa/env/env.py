@@ -90,6 +90,9 @@ class Env:
     def step(self, action: Action) -> tuple[StepResult, EnvView | None]:
         """Result of the action [N], and the next observation; None after the last env-step."""
         result = self.apply_action_(action)
+        ended = self.world.rules.ended(self.state)
+        if ended is not None:  # the host waits for the device
+            self.num_playing = self.num_envs - int(ended.sum())
         return result, None if self.over else self.observe_()
 
     def begin_(self, number: int, topology: Topology | None = None) -> None:
@@ -125,7 +128,8 @@ class Env:
     def apply_action_(self, action: Action) -> StepResult:
         """Pay for the actions [N], carry them out, let time pass. RuntimeError before `observe_`.
 
-        Where episodes may end early the host waits to know how many go on.
+        Nothing is read of the device: where episodes may end early the caller says how many go on,
+        in `num_playing`, as soon as it knows; an env whose episode is over only waits.
         """
         if self.observed is None:
             remedy = "call reset, or observe_, first"
@@ -137,9 +141,6 @@ class Env:
         self.state = result.state
         self.observed = None
         self.step_number += 1
-        ended = world.rules.ended(self.state)
-        if ended is not None:
-            self.num_playing = self.num_envs - int(ended.sum())
         self.observer.on_phase_end("state")
         return result
 

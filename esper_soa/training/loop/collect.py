@@ -1,7 +1,8 @@
 """Collects one round: an episode of every env under a decision maker, with a learner's rollout.
 
-It reads the device only for the progress bar and the recorder, once the numbers are there, an
-env-step late at the earliest; nobody waits for them.
+It reads the device only for the progress bar, the recorder and the end of episodes, once the
+numbers are there, an env-step late at the earliest; nobody waits for them. On a GPU a round whose
+episodes have all ended early therefore ends some idle env-steps later, which count nowhere.
 """
 
 from collections import deque
@@ -19,7 +20,7 @@ from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import num_codes
-from esper_soa.state import Decision, select
+from esper_soa.state import Decision, EnvState, select
 from esper_soa.training.loop.recorder import NO_RECORDER, Facts, Recorder
 from esper_soa.training.results.metrics import (
     PROGRESS_FIGURES,
@@ -73,7 +74,7 @@ class EpisodeRunner:
         self.recorder = request.recorder
         self.recorder.begin(request.number + 1)
         self.pending_copy = deque[PendingCopy]()  # numbers of env-steps that are not reported yet
-        self.num_playing: list[int] = []  # by env-step, envs whose episode was not over
+        self.num_playing = num_envs  # envs whose episode goes on behind those that are reported
         self.num_reported = 0  # env-steps
         self.profile.on_phase_end("reset")
 
@@ -81,7 +82,6 @@ class EpisodeRunner:
         env = self.env
         phase_ended = self.profile.on_phase_end
         step = env.step_number
-        self.num_playing.append(env.num_playing)
         observed = env.observe_()
         self._report()
         phase_ended("telemetry")
@@ -107,23 +107,42 @@ class EpisodeRunner:
         phase_ended("policy")
         self.metrics.add_(observed, result)
         record = self.recorder.pack(Facts(observed, decision, result, probabilities=probabilities))
-        self.pending_copy.append(read_progress(result.state, record))
+        self._send(result.state, record)
         phase_ended("telemetry")
         self.profile.env_step()
 
+    def _send(self, state: EnvState, record: Tensor | None) -> None:
+        """Start to copy the numbers of an env-step; see how many envs go on, as far as is known."""
+        ended = self.env.world.rules.ended(state)
+        self.pending_copy.append(read_progress(state, record, ended))
+        if ended is not None:
+            behind = map(self._count_playing, self.pending_copy)
+            self.env.num_playing = min(self.num_playing, *behind)
+
+    def _count_playing(self, copy: PendingCopy) -> int:
+        """Envs whose episode goes on behind an env-step; all where its numbers are not here yet."""
+        num_ended = int(copy.numbers.numpy()[len(PROGRESS_FIGURES)]) if copy.here else 0
+        return self.env.num_envs - num_ended
+
     def _report(self) -> None:
         num_envs = self.env.num_envs
+        stops_early = self.env.world.rules.early_stop.enabled
+        figures = len(PROGRESS_FIGURES)
         all_envs = self.env.world.reduction.all_envs(num_envs)
         while self.pending_copy and self.pending_copy[0].here:
-            numbers = self.pending_copy.popleft().numbers.numpy()
-            if len(numbers) > len(PROGRESS_FIGURES):
-                recorded = numbers[len(PROGRESS_FIGURES) :].reshape(num_envs, -1)
-                self.recorder.emit(self.num_reported + 1, recorded)
+            copy = self.pending_copy.popleft()
+            numbers = copy.numbers.numpy()
+            recorded = numbers[figures + stops_early :]
+            if recorded.size:
+                self.recorder.emit(self.num_reported + 1, recorded.reshape(num_envs, -1))
             # envs of other processes count as if as many of them went on as of those here
-            playing = all_envs * self.num_playing[self.num_reported] // num_envs
+            playing = all_envs * self.num_playing // num_envs
             self.num_reported += 1
             self.progress.skip_env_steps(all_envs - playing)
-            self.progress.advance(playing, self.label, *numbers[: len(PROGRESS_FIGURES)].tolist())
+            if playing:  # nobody plays in what the host has begun before it knew
+                self.progress.advance(playing, self.label, *numbers[:figures].tolist())
+            if stops_early:
+                self.num_playing = self._count_playing(copy)
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """Return the results of the round; the rollout is None where no policy learns."""

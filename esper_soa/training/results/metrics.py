@@ -325,7 +325,7 @@ def spread_of(values: Tensor) -> dict[str, float]:
 class PendingCopy(NamedTuple):
     """An asynchronous copy to the host; read it only once it is ready."""
 
-    numbers: Tensor  # float64: those of PROGRESS_FIGURES, and behind them what else was packed
+    numbers: Tensor  # float64: PROGRESS_FIGURES, where asked for a count, what else was packed
     copied: torch.cuda.Event | None  # happens once they are there; None: they are
 
     @property
@@ -337,9 +337,16 @@ class PendingCopy(NamedTuple):
             self.copied.synchronize()
 
 
-def read_progress(state: EnvState, packed: Tensor | None = None) -> PendingCopy:
-    """PROGRESS_FIGURES, then the numbers of `packed`, float64, by a copy that nobody waits for."""
-    values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
+def read_progress(
+    state: EnvState, packed: Tensor | None = None, ended: Tensor | None = None
+) -> PendingCopy:
+    """PROGRESS_FIGURES, with `ended` bool [N] how many of it are true, then the numbers of
+    `packed`, float64, by a copy that nobody waits for.
+    """
+    figures = [state.signals.val_accuracy.mean(), state.totals.reward.mean()]
+    if ended is not None:
+        figures.append(ended.sum(dtype=STATE_FLOAT))
+    values = torch.stack(figures)
     if packed is not None:
         values = torch.cat((values, packed.flatten()))
     numbers = values.to("cpu", non_blocking=True)

@@ -60,7 +60,7 @@ def test_numbers_on_their_way_are_told_in_order_once_they_are_there_and_waited_f
     seen = list[str]()
     copies = list[LateCopy]()
 
-    def late(state: EnvState, packed: Tensor | None) -> PendingCopy:
+    def late(state: EnvState, *given: Tensor | None) -> PendingCopy:
         copies.append(LateCopy(seen))
         return PendingCopy(torch.tensor([len(copies), 0.0]), copies[-1])  # type: ignore[arg-type]
 
