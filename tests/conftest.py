@@ -52,7 +52,7 @@ def kernel_device() -> Iterator[torch.device]:
     conv = torch.backends.cudnn.conv
     before = conv.fp32_precision  # type: ignore[attr-defined]
     conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    yield torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    yield torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     conv.fp32_precision = before  # type: ignore[attr-defined]
 
 

@@ -29,6 +29,7 @@ ENVS = 3
 MOST_MODULES = 105  # of the package, that a reader of the simulator meets
 STEPS = 6
 TINY = (
+    "device=cpu",
     "task=cifar_minimal",
     "slots=[r0c0,r0c1]",
     "data.name=synthetic",

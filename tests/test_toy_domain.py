@@ -41,6 +41,7 @@ from tests.builders.tiny_runs import signal_at
 from tests.builders.tiny_world import CPU, quiet_progress
 
 TOY = [
+    "device=cpu",
     "task.host=toy_domain:tagging",
     "task.blueprints=[toy_domain:perceptron,toy_domain:shift]",
     f"task.num_classes={CLASSES}",

@@ -19,6 +19,7 @@ from tests.builders.equal_runs import with_own
 from tests.builders.tiny_runs import fresh
 
 MINE = (
+    "device=cpu",
     "task=cifar_minimal",
     "slots=[r0c0,r0c1]",
     "data.name=synthetic",

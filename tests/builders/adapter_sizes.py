@@ -15,6 +15,7 @@ ENVS = 3
 STEPS = 7
 SEED = 11
 SIZES: Sizes = {
+    "device": "cpu",
     "steps": STEPS,
     "batch_size": 4,
     "train_samples": 8,

@@ -104,6 +104,7 @@ def settings_of(task: str, images: int) -> TrainConfig:
     """An env-step of two networks with one batch of so many images."""
     chosen, slots = TASKS[task]
     return TrainConfig(
+        device="cpu",
         envs=2,
         steps=1,
         rounds=1,

@@ -42,7 +42,7 @@ ODD = (
 )
 
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 # How much further from torch than in the interpreter: division and exp of a GPU are approximate.
 APPROXIMATE = 10.0 if DEVICE.type == "cuda" else 1.0
 TF32 = 1e-2  # relative, of products in TensorFloat-32, which have 10 bits

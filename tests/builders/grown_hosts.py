@@ -78,6 +78,7 @@ def measured_hosts(engine: str, num_envs: int = len(KINDS), kinds: list = KINDS)
     """
     sizes = {"num_blocks": 2, "num_pools": 2}
     settings = TrainConfig(
+        device="cpu",
         envs=num_envs,
         steps=4,
         batch_size=16,

@@ -16,7 +16,7 @@ from tests.builders import warm
 # some seconds.
 TINY = shlex.split(
     "+experiment=smoke rounds=2 steps=2 train_samples=16 val_samples=8 data.synthetic_train=32 "
-    "data.synthetic_test=16 compute.threads=1 compute.workers=1 compute.engine=torch"
+    "device=cpu data.synthetic_test=16 compute.threads=1 compute.workers=1 compute.engine=torch"
 )
 # An empty PYTHONUNBUFFERED is none: streams hold back what they are given, as they do for users.
 OURS = {"HYDRA_FULL_ERROR": "0", "TRITON_INTERPRET": "0", "PYTHONUNBUFFERED": ""}

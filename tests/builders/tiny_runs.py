@@ -23,6 +23,7 @@ from esper_soa.training.start.begin import resume_start
 def settings(player: str = "ppo", **changed: object) -> TrainConfig:
     """Three rounds of `player`, each with its checkpoint; `changed`: fields with other values."""
     cfg = TrainConfig(
+        device="cpu",
         envs=2,
         rounds=3,
         steps=3,

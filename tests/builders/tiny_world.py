@@ -93,6 +93,7 @@ def tiny_settings(
     """
     task = SMALL_TASK if num_slots <= 6 else SCALE_TASK
     return TrainConfig(
+        device="cpu",
         envs=num_envs,
         steps=steps,
         rounds=1,

@@ -23,6 +23,7 @@ from tests.builders.tiny_world import CPU, quiet_progress
 STEPS = 4
 ROUND = 2
 CFG = TrainConfig(
+    device="cpu",
     envs=2,
     steps=STEPS,
     batch_size=8,

@@ -17,6 +17,7 @@ from esper_soa.grown.formats import EXPORTER_LOGGER
 from esper_soa.nets.model.modules import GrownNetwork, TokenEmbedding, TransformerLayer
 
 TINY = [
+    "device=cpu",
     "task.transformer.context=8",
     "task.transformer.width=8",
     "envs=2",

@@ -37,7 +37,7 @@ from tests.builders.stand_in import stand_in
 from tests.builders.tiny_runs import run
 from tests.builders.tiny_world import tiny_settings
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
 
 

@@ -278,6 +278,7 @@ def tiny_text(envs: int, dropout: float, **changes: object) -> TrainConfig:
     sizes = replace(SIZES, dropout=dropout)
     task = replace(TASK, num_classes=256, transformer=sizes, **changes)
     return TrainConfig(
+        device="cpu",
         envs=envs,
         steps=4,
         batch_size=4,

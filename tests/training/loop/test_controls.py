@@ -29,6 +29,7 @@ SCHEDULE = ScheduleConfig(
     germinate=[1, 7], fossilize=5, advance=[1, 2, 4], blueprint="depthwise", style=3, tempo=0
 )
 CFG = TrainConfig(
+    device="cpu",
     envs=2,
     steps=16,
     batch_size=4,

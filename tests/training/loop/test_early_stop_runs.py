@@ -24,6 +24,7 @@ ENVS = 3
 STEPS = 12
 ROUNDS = 2
 SETTINGS = TrainConfig(
+    device="cpu",
     envs=ENVS,
     rounds=ROUNDS,
     steps=STEPS,

@@ -75,6 +75,7 @@ def saved(trained: Path) -> SavedRun:
 def asked(trained: Path, **changed: object) -> EvaluateConfig:
     cfg = EvaluateConfig(
         checkpoint=str(trained),
+        device="cpu",
         policies=["wait", "random", "ppo"],
         episodes=EPISODES,
         envs=ENVS,

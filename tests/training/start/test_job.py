@@ -22,7 +22,7 @@ TASKS = sorted(path.stem for path in Path(config_dir(), "task").glob("*.yaml"))
 REAL_CIFAR = Path(__file__).resolve().parents[4] / "shared" / "data" / "cifar-10-batches-py"
 TINY = shlex.split(
     "rounds=1 steps=2 train_samples=4 val_samples=4 batch_size=2 control=none report=false "
-    "telemetry.progress=off data.synthetic_train=32 data.synthetic_test=8"
+    "device=cpu telemetry.progress=off data.synthetic_train=32 data.synthetic_test=8"
 )
 
 

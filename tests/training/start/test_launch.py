@@ -53,7 +53,7 @@ CPU = torch.device("cpu")
 RUN = shlex.split(
     "+experiment=smoke envs=5 rounds=2 steps=6 train_samples=16 val_samples=8 batch_size=8 "
     "data.synthetic_train=128 data.synthetic_test=64 compute.threads=1 checkpoint_every=1 "
-    "checkpoint_keep=99 report=false policy.ppo.minibatches=5 policy.ppo.target_kl=0"
+    "checkpoint_keep=99 report=false device=cpu policy.ppo.minibatches=5 policy.ppo.target_kl=0"
 )
 TIMINGS = {"eps", "collect_seconds", "update_seconds"}
 LONG = [*RUN, "rounds=60", "control=none"]

@@ -39,7 +39,7 @@ from tests.builders.tiny_runs import log_of
 CPU = torch.device("cpu")
 # The policy learns fast, so that another one would play otherwise.
 TINY = shlex.split(
-    "policy.ppo.lr=0.05 policy.ppo.target_kl=0 rounds=3 steps=8 envs=3 train_samples=16 "
+    "device=cpu policy.ppo.lr=0.05 policy.ppo.target_kl=0 rounds=3 steps=8 envs=3 train_samples=16 "
     "val_samples=8 data.synthetic_train=32 data.synthetic_test=16 compute.threads=1 "
     "compute.workers=1 compute.engine=torch telemetry.progress=off control=none "
     "checkpoint_every=1 checkpoint_keep=9 lifecycle=auto_forward gates.min_gradient_health=0 "

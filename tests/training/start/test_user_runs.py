@@ -19,7 +19,7 @@ from tests.builders.tiny_runs import evaluate, records, run
 CPU = torch.device("cpu")
 OWN = shlex.split(
     "data=npz task.num_classes=3 envs=2 rounds=2 steps=3 train_samples=16 val_samples=16 "
-    "batch_size=8 control=none report=false checkpoint_every=1 telemetry.progress=off"
+    "device=cpu batch_size=8 control=none report=false checkpoint_every=1 telemetry.progress=off"
 )
 TIMINGS = ("eps", "collect_seconds", "update_seconds")
 
