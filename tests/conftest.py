@@ -7,6 +7,7 @@ each other, many times as long beside other work.
 
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -17,6 +18,9 @@ from tests.builders.triton_once import patch_language_once
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# ignored in what a shell starts in the background, or by nohup; tests send them
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,10 @@
 """Signals: what stops a program that is setting up, and what a run handles between two env-steps.
 
-While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a
-checkpoint and the end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the
+While a program sets up, SIGINT, SIGTERM and SIGHUP end it at once. While rounds are played they ask
+for a checkpoint and the end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the
 middle. A handler that another program had installed in this process before, as launchers on Slurm
-do, is called after the checkpoint, and decides whether the run goes on. No torch, no Hydra.
+do, is called after the checkpoint, and decides whether the run goes on. Signals that the process
+was started to ignore, as nohup does with SIGHUP, stay ignored. No torch, no Hydra.
 """
 
 import gc
@@ -19,13 +20,13 @@ from typing import TypeAlias
 from esper_soa.system.cores import let_threads_sleep
 from esper_soa.system.errors import UserError
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVE_SIGNAL = signal.SIGUSR2
 Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
 class Interrupted(SystemExit):
-    """A program was asked to stop; ends the interpreter with 130 for SIGINT, 143 for SIGTERM.
+    """A program was asked to stop; ends the interpreter with 128 and the number of the signal.
 
     `unsaved` says what could not be saved before, which makes a failure of it.
     """
@@ -55,13 +56,19 @@ def is_ending(outer: BaseException | None) -> bool:
     return error is not outer and error is not None
 
 
+def not_ignored(numbers: tuple[signal.Signals, ...]) -> tuple[signal.Signals, ...]:
+    """Those of the signals that this process does not ignore."""
+    return tuple(one for one in numbers if signal.getsignal(one) is not signal.SIG_IGN)
+
+
 @contextmanager
 def signal_handlers(
-    react: Callable[[int], None], numbers: tuple[int, ...]
+    react: Callable[[int], None], numbers: tuple[signal.Signals, ...]
 ) -> Iterator[dict[int, Handler]]:
     """`react` to signals in the context, in the main thread; yields the handlers from before.
 
-    Those that come amid the clean-up after an Interrupted of the context change nothing.
+    Signals that are ignored stay so. Those that come amid the clean-up after an Interrupted of the
+    context change nothing.
     """
     outer = sys.exception()
 
@@ -71,7 +78,7 @@ def signal_handlers(
 
     before: dict[int, Handler] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, handle) for number in numbers}
+        before = {number: signal.signal(number, handle) for number in not_ignored(numbers)}
     try:
         yield before
     finally:
@@ -81,7 +88,7 @@ def signal_handlers(
 
 @contextmanager
 def stop_at_once() -> Iterator[None]:
-    """In the context, SIGINT and SIGTERM raise Interrupted, whatever libraries make of it."""
+    """In the context, STOP_SIGNALS raise Interrupted, whatever libraries make of it."""
     requests = list[Interrupted]()
 
     def stop(number: int) -> None:
@@ -104,7 +111,7 @@ def stop_at_once() -> Iterator[None]:
 
 @contextmanager
 def import_guard() -> Iterator[None]:
-    """SIGINT and SIGTERM end the process amid an import, where exceptions get lost or changed.
+    """STOP_SIGNALS end the process amid an import, where exceptions get lost or changed.
 
     Handlers of other programs stay in place. No garbage is looked for meanwhile: what is imported
     stays, and the search takes a sixth of the time.

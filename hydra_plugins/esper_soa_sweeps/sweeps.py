@@ -49,7 +49,7 @@ class SweepCallback(Callback):
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted}")
-            # submitit's, however they were asked for, end with the first job that is lost
+            # those that end with the first job that is lost, however they were asked for
             launcher = config.hydra.launcher["_target_"]
             config.hydra.launcher["_target_"] = LAUNCHERS.get(launcher, launcher)
             around = {"_target_": f"{__name__}.JobSweeper", "_recursive_": False}

@@ -74,6 +74,7 @@ def become(told: dict, streams: list[int]) -> None:
     if told["session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     for stream in streams:

@@ -31,7 +31,7 @@ from tests.builders.program import (
 )
 
 LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "control=none", "telemetry.progress=off"]
-STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
 def send(*numbers: int) -> None:
@@ -97,6 +97,15 @@ def test_a_command_ends_at_once_with_one_line_and_the_status_of_the_signal(
         assert signal.getsignal(number) is pass_over
     assert stop.value.code == status
     assert capsys.readouterr().err == f"stopped by {signal.Signals(number).name}\n"
+
+
+@pytest.mark.parametrize("number", [*(number for number, _ in STOPS), signal.SIGUSR2])
+def test_signals_that_a_process_was_started_to_ignore_stay_ignored(number: int) -> None:
+    with handled(number, signal.SIG_IGN):
+        with stop_at_once(), import_guard(), collect_signals() as requests:
+            send(number)
+        assert requests.waiting() == []
+        assert signal.getsignal(number) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize(

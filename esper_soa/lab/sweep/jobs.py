@@ -1,10 +1,11 @@
 """A job of a sweep: in a process of its own, watched by the launcher's, with a record of its end.
 
-Launchers call `run_job` in place of the task of the command. Hydra's own, joblib's and Ray's give
-several jobs to one process, so that one that is killed would take others along: there a job is
+Launchers call `run_job` in place of the task of the command. Hydra's own and Ray's give several
+jobs to one process, so that one that is killed would take others along: there a job is
 `python -m esper_soa.lab.sweep.jobs`, and what is left in the launcher's process waits for it, hands
-signals on and records how it ended. Submitit gives every job a process, where the job runs, as that
-is where submitit's handlers queue it again. A job that fails returns None. Needs no torch.
+signals on and records how it ended; side_by_side.py waits for several. Submitit gives every job a
+process, where the job runs, as that is where submitit's handlers queue it again. A job that fails
+returns None. Needs no torch.
 """
 
 import os
@@ -12,11 +13,11 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias, cast
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -51,6 +52,18 @@ def this_job() -> JobRecord:
 
 def run_job(task: Task, composed: DictConfig) -> float | None:
     """Run the job that Hydra has begun; what sweepers maximise, None where it did not end."""
+    job = next_job(composed)
+    if job.status != Status.BEGUN:
+        return job.value
+    if has_separate_process(HydraConfig.get()):
+        return run_here(task, composed)
+    return watch(task, composed, Path(HydraConfig.get().sweep.dir), job=job)
+
+
+def next_job(composed: DictConfig) -> JobRecord:
+    """The record, which is saved, of the job that Hydra has begun; it has ended where there is
+    nothing to run.
+    """
     sweep = Path(HydraConfig.get().sweep.dir)
     job = this_job()
     try:
@@ -59,11 +72,7 @@ def run_job(task: Task, composed: DictConfig) -> float | None:
         print(f"error: {error}", file=sys.stderr)
         ended = job.ended(Status.FAILED, message=single_line(error))
     save_record(sweep, ended or job)
-    if ended is not None:
-        return ended.value
-    if has_separate_process(HydraConfig.get()):
-        return run_here(task, composed)
-    return watch(task, composed, sweep, job=job)
+    return ended or job
 
 
 def finished_record(
@@ -126,40 +135,71 @@ def pruner(composed: DictConfig) -> tuple["Callback", ...]:
 
 
 def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:
-    """Run the job in a process of its own; raises Interrupted where asked to stop meanwhile.
+    """Run the job in a process of its own; raises Interrupted where asked to stop meanwhile."""
+    process = begin(task, composed)
+    with handing_on([process.running]):
+        return finish(process, sweep, job)
 
-    That process has a session of its own: Ctrl-C reaches it once, from here. It stops when its
-    standard input ends. (Not by multiprocessing, which cannot start processes within joblib's.)
+
+class JobProcess(NamedTuple):
+    """The process of a job, and what it reads before it begins."""
+
+    running: subprocess.Popen[bytes]
+    message: bytes
+
+
+def begin(task: Task, composed: DictConfig) -> JobProcess:
+    """Start a process for the job that Hydra has begun.
+
+    It has a session of its own: Ctrl-C reaches it once, from here. It stops when its standard input
+    ends, as it does with this process. (Not by multiprocessing, which cannot start processes within
+    those of other launchers.)
     """
-    requests: list[int] = []
     context = OmegaConf.to_container(HydraConfig.get(), resolve=False)
+    message = pickle.dumps((task, composed, context))
     process = subprocess.Popen(
         [sys.executable, "-m", "esper_soa.lab.sweep.jobs"],
         stdin=subprocess.PIPE,
         cwd=HydraConfig.get().runtime.cwd,
         start_new_session=True,
     )
-    # a job that ended at once reads nothing, and closing its input says so; its status says how
-    with suppress(BrokenPipeError), process:
+    return JobProcess(process, message)
 
-        def hand_on(number: int) -> None:
-            requests.append(number)
+
+@contextmanager
+def handing_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Signals that come in the context reach the processes, too; yields those that ask for the end,
+    and raises Interrupted for them at its own.
+    """
+    stops: list[int] = []
+
+    def hand_on(number: int) -> None:
+        if number in signals.STOP_SIGNALS:
+            stops.append(number)
+        for process in processes:
             process.send_signal(number)
 
-        with signals.signal_handlers(hand_on, (*signals.STOP_SIGNALS, signals.SAVE_SIGNAL)):
-            with suppress(BrokenPipeError):  # of one that ended at once; its status says how
-                pickle.dump((task, composed, context), cast(BinaryIO, process.stdin))
-                cast(BinaryIO, process.stdin).flush()
-            status = process.wait()
+    with signals.signal_handlers(hand_on, (*signals.STOP_SIGNALS, signals.SAVE_SIGNAL)):
+        yield stops
+    if stops:
+        raise signals.Interrupted(stops[-1])
+
+
+def finish(process: JobProcess, sweep: Path, job: JobRecord) -> float | None:
+    """Wait for the end of the job and record it where the job could not; what sweepers maximise."""
+    # a job that ended at once reads nothing, and closing its input says so; its status says how
+    with suppress(BrokenPipeError), process.running:
+        stdin = cast(BinaryIO, process.running.stdin)
+        with suppress(BrokenPipeError):
+            stdin.write(process.message)
+            stdin.flush()
+        status = process.running.wait()
     record = read_records(sweep, job.number).get(job.number, job)
     if record.status == Status.BEGUN:  # it had no time to say how it ended
         ending = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         record = job.ended(Status.KILLED, message=f"its process was ended {ending}")
         save_record(sweep, record)
         print(f"error: job {job.number}: {record.message}", file=sys.stderr)
-    stopping = [number for number in requests if number in signals.STOP_SIGNALS]
-    if stopping:
-        raise signals.Interrupted(stopping[-1])
     return record.value
 
 

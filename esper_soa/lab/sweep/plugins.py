@@ -24,9 +24,14 @@ SWEEP_PREFIX = "sweep_"  # before the time in the name of a sweep's folder
 # Plugins of our own, which Hydra looks for under that name.
 PLUGIN_PACKAGE = "hydra_plugins.esper_soa_sweeps"
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher."
-LAUNCHERS = {
+SUBMITIT_LAUNCHERS = {
     f"{SUBMITIT}LocalLauncher": f"{PLUGIN_PACKAGE}.submitit.LocalJobs",
     f"{SUBMITIT}SlurmLauncher": f"{PLUGIN_PACKAGE}.submitit.SlurmJobs",
+}
+LAUNCHERS = SUBMITIT_LAUNCHERS | {
+    "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher": (
+        f"{PLUGIN_PACKAGE}.joblib.JoblibJobs"
+    ),
 }
 CHOSEN_BY = re.compile(r"(hydra/launcher|hydra/sweeper|\+sweep)=\[?([\w,]+)")
 # The module that a choice needs, and the extra that brings it.
@@ -83,7 +88,8 @@ def is_search(hydra: HydraConf) -> bool:
 
 def has_separate_process(hydra: HydraConf) -> bool:
     """Whether every job has a process to itself; asked in the job: Hydra composes anew for each."""
-    return hydra.launcher["_target_"] in (*LAUNCHERS, *LAUNCHERS.values())
+    launchers = *SUBMITIT_LAUNCHERS, *SUBMITIT_LAUNCHERS.values()
+    return hydra.launcher["_target_"] in launchers
 
 
 def sweep_folder(config: DictConfig) -> Path:

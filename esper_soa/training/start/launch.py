@@ -32,7 +32,13 @@ from esper_soa.runtime.ranks import RANK_TIMEOUT, RankGroup, keep_to_cores
 from esper_soa.system.console import KNOWN_ERRORS, safe_streams
 from esper_soa.system.errors import RankLostError, SettingError, UserError, check, one_line
 from esper_soa.system.files import LOGGER, write_text
-from esper_soa.system.signals import SAVE_SIGNAL, Interrupted, signal_handlers
+from esper_soa.system.signals import (
+    SAVE_SIGNAL,
+    STOP_SIGNALS,
+    Interrupted,
+    not_ignored,
+    signal_handlers,
+)
 from esper_soa.training.files.claims import lock_folder
 from esper_soa.training.files.run_folder import RunFolder, rounds_of
 from esper_soa.training.files.session import Session, quiet_warnings
@@ -47,7 +53,7 @@ STOPPED_BY_SIGNAL = "stopped"
 # faults that follow from another rank's or the launcher's
 CONSEQUENCE_KINDS = (RankLostError.__name__, STOPPED_BY_SIGNAL)
 # signals that torch's launcher takes
-LAUNCHER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGQUIT)
 FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -97,6 +103,7 @@ def _launch(folder: RunFolder, scratch: Path, ranks: int, restarts: int, rounds:
         local_addr="localhost",
         logs_specs=DefaultLogsSpecs(str(scratch)),
         max_restarts=restarts,
+        signals_to_handle=",".join(one.name for one in not_ignored(LAUNCHER_SIGNALS)),
     )
 
     def react(number: int) -> None:

@@ -6,14 +6,16 @@ Those that are not installed are skipped; Ray is one for an environment of its o
 
 import importlib.util
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.builders.program import contents
+from tests.builders.program import PATIENCE, contents, lines, wait_until
 from tests.builders.sweeping import (
     LONG,
     finished_sweep,
+    holder,
     jobs_of,
     killed_in_the_middle,
     rounds_of,
@@ -60,3 +62,23 @@ def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(
     summary = json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text())
     assert 1 <= summary["rounds_before"] <= rounds
     assert contents(tmp_path / "sweep" / "1") == other
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_jobs_end_with_their_sweep_and_leave_a_checkpoint(
+    tmp_path: Path, launcher: str, number: int
+) -> None:
+    module, words = LAUNCHERS[launcher]
+    if not installed(module):
+        pytest.skip(f"{module} is not installed")
+    overrides = [*words, *LONG, "rounds=500", "checkpoint_every=0", "seed=1,2"]
+    process = started_sweep(*overrides, folder=tmp_path)
+    runs = [tmp_path / "sweep" / job for job in ("0", "1")[: 1 + (launcher == "joblib")]]
+    wait_until(lambda: all(len(lines(run / "metrics.jsonl")) >= 2 for run in runs), process)
+    process.send_signal(number)
+    assert process.wait(PATIENCE) in (-number, 128 + number)
+    wait_until(lambda: not any(map(holder, runs)))
+    assert all(any(run.glob("checkpoint_*.pt")) for run in runs)

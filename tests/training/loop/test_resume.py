@@ -284,7 +284,9 @@ def test_killed_at_random_moments_and_resumed_it_equals_the_undisturbed_run(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_the_entry_point_ends_with_the_status_of_the_signal_and_leaves_a_checkpoint(
     tmp_path: Path, number: int, status: int
 ) -> None:

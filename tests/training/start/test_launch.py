@@ -349,6 +349,17 @@ def test_a_killed_rank_ends_the_run_with_a_checkpoint_that_goes_on(
 
 
 @pytest.mark.slow
+def test_a_hangup_that_is_ignored_ends_no_rank(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    words = ["nohup", *command(*LONG, "ranks=2", f"run_dir={path}", "rounds=10")]
+    process = subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, start_new_session=True)
+    wait_until(lambda: len(lines(path / "metrics.jsonl")) >= 2)
+    os.killpg(process.pid, signal.SIGHUP)
+    assert process.wait(PATIENCE) == 0
+    assert len(lines(path / "metrics.jsonl")) == 10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"), [("ranks=1", "ranks=2"), ("ranks=2", "ranks=1"), ("ranks=3", "ranks=2")]
 )
