@@ -18,6 +18,7 @@ from esper_soa.agent.rollout import Row
 from esper_soa.config.agent import PPOConfig
 from esper_soa.env.legal import available_heads, open_heads, relevant_heads
 from esper_soa.env.reduction import ALL_ENVS, Reduction
+from esper_soa.system.transfers import move
 from esper_soa.vocabulary import HEAD_NAMES
 
 Q_SHARE = 0.5  # weight of the Q loss over that of the value loss
@@ -57,8 +58,8 @@ class HeadTables(NamedTuple):
 def head_tables(config: PPOConfig, device: torch.device) -> HeadTables:
     """The per-head settings of the entropy terms."""
     tables = (config.entropy_multiplier, config.entropy_floor, config.entropy_floor_penalty)
-    rows = ([table[name] for name in HEAD_NAMES] for table in tables)
-    return HeadTables(*(torch.tensor(row, device=device) for row in rows))
+    rows = [torch.tensor([table[name] for name in HEAD_NAMES]) for table in tables]
+    return HeadTables(*move(rows, device))
 
 
 def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coefficients:

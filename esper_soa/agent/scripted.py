@@ -4,7 +4,7 @@ Every choice obeys the masks. Users' agents use `seed_action`, `as_decision`, `e
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -113,7 +113,7 @@ class SchedulePolicy(_Memoryless):
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
         """Op due in every slot [N, S] at env-step `step` [N], by stage and age of its seed."""
         cfg = self.cfg
-        starts = _constants(cfg.germination_steps(stage.shape[-1]), step.device)
+        starts = _constants(tuple(cfg.germination_steps(stage.shape[-1])), step.device)
         starts_now = (stage == Stage.EMPTY) & (step.unsqueeze(-1) >= starts)
         due = torch.where(starts_now, Op.GERMINATE, Op.WAIT)
         for (stage_before, _), offset in zip(ADVANCES, cfg.advance, strict=False):
@@ -260,12 +260,12 @@ def _next_blueprint(
     """
     device = memory.rotation.device
     size = len(cfg.blueprint_rotation)
-    codes = _constants([names.index(name) for name in cfg.blueprint_rotation], device)
+    codes = _constants(tuple(map(names.index, cfg.blueprint_rotation)), device)
     turn = (memory.rotation.unsqueeze(-1) + torch.arange(size, device=device)) % size
     candidates = codes[turn]
     acceptable = memory.penalties.gather(1, candidates) < _column(constants.penalty_threshold)
     first = first_choice(acceptable)
-    by_name = _constants([names.index(name) for name in sorted(cfg.blueprint_rotation)], device)
+    by_name = _constants(tuple(map(names.index, sorted(cfg.blueprint_rotation))), device)
     order = memory.penalties[:, by_name].argsort(dim=1, stable=True)
     least_bad = by_name[chosen(order, memory.rotation % size)]
     some = acceptable.any(-1)
@@ -287,8 +287,9 @@ def as_decision(action: Action) -> Decision:
     return Decision(action=action, log_probs=log_probs, value=zeros, batch_size=zeros.shape)
 
 
-def _constants(values: Sequence[int], device: torch.device) -> Tensor:
-    """`values` as int64 on the device; the host does not wait for the copy."""
+@lru_cache(maxsize=64)
+def _constants(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """`values` as int64 on the device, where they stay."""
     return torch.tensor(values).to(device, non_blocking=True)
 
 

@@ -16,13 +16,14 @@ from torch import Tensor
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import EngineChoice, TrainReport, ValidationReport
 from esper_soa.nets.needs import Need, training_needs
-from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
+from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds
 from esper_soa.nets.seeds.seed_plan import SeedPlan, seed_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import Rules, rules_of
 from esper_soa.state import STATE_FLOAT, GradientStats, initial
 from esper_soa.system.threads import Call, chunks, run_pieces
+from esper_soa.system.transfers import upload
 
 Feed = TypeVar("Feed")
 Gradients = dict[str, Tensor]  # fields of GradientStats [N, S]
@@ -88,8 +89,8 @@ class PieceEngine(ABC):
         pieces = [partial(train_chunk_, envs, gradients) for envs in parts]
         loss = torch.zeros(alpha.shape[0], dtype=STATE_FLOAT, device=device)
         accuracy = torch.zeros_like(loss)
-        for envs, result in zip(parts, run_pieces(pieces, setup.workers), strict=True):
-            numbers = upload(envs, device)
+        placed = upload(parts, device)
+        for numbers, result in zip(placed, run_pieces(pieces, setup.workers), strict=True):
             loss[numbers], accuracy[numbers] = (part.to(STATE_FLOAT) for part in result)
         return TrainReport(loss, accuracy, stats)
 
@@ -109,17 +110,17 @@ class PieceEngine(ABC):
         rows = max_rows(num_slots, setup.rows)
         loss = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
         accuracy = torch.zeros(num_envs, rows, dtype=STATE_FLOAT, device=device)
-        subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
         jobs = jobs_of(active_seeds, setup.shape.execution_order, setup.rows, size=setup.env_chunk)
         jobs = [job._replace(envs=active_seeds.playing(job.envs)) for job in jobs]
         jobs = [job for job in jobs if job.envs.size]
         pieces = [partial(measure, job) for job in jobs]
-        for job, result in zip(jobs, run_pieces(pieces, setup.workers), strict=True):
-            numbers = upload(job.envs, device)
-            width = len(job.codes)
-            loss[numbers], accuracy[numbers, :width] = result
-            subset[job.envs, :width] = torch.tensor(job.codes)
-        subset = subset.to(device, non_blocking=True)
-        return ValidationReport(
-            loss, accuracy, subset, ablated=upload(active_seeds.ablated, device)
-        )
+        subset = np.full((num_envs, rows), -1)
+        for job in jobs:
+            subset[job.envs, : len(job.codes)] = job.codes
+        envs = [job.envs for job in jobs]
+        *placed, subsets, ablated = upload([*envs, subset, active_seeds.ablated], device)
+        for numbers, job, result in zip(
+            placed, jobs, run_pieces(pieces, setup.workers), strict=True
+        ):
+            loss[numbers], accuracy[numbers, : len(job.codes)] = result
+        return ValidationReport(loss, accuracy, subsets, ablated=ablated)

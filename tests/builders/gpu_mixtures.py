@@ -115,7 +115,7 @@ def plain_slot(
     num_nets = x.shape[0]
     together = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
     together = together.contiguous(memory_format=torch.channels_last).requires_grad_()
-    groups = groups_of(plan, np.arange(num_nets), x.device)
+    _, groups = groups_of(plan, np.arange(num_nets), x.device)
     actives = [gather_rows(weights, shape, group, alpha) for group in groups]
     seeds = TrainingSeeds(actives, num_nets)
     out = seeds.fill(0, together, upstream.shape[2] != x.shape[2])

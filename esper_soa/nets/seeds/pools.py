@@ -19,6 +19,7 @@ from esper_soa.nets.model.host import HostShape, initial_hosts
 from esper_soa.nets.sgd import state_width
 from esper_soa.state import Costs, Ramp, Slots
 from esper_soa.system import streams
+from esper_soa.system.transfers import upload
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
 
 Values = TypeVar("Values")
@@ -96,7 +97,7 @@ class Seeds(NamedTuple, Generic[Values]):
 
     def resident(self: "ActiveSeeds", device: torch.device) -> "SlotSeeds":  # type: ignore[misc]
         """The same seeds on `device`."""
-        return Seeds(*(upload(values, device) for values in self if values is not None))
+        return Seeds(*upload([values for values in self if values is not None], device))
 
     def playing(self: "ActiveSeeds", envs: np.ndarray) -> np.ndarray:  # type: ignore[misc]
         """The env numbers among `envs` that passes do not leave out."""
@@ -144,32 +145,35 @@ def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
     return ActiveSeeds(*(values.astype(bool) if flag else values for values, flag in pairs))
 
 
-def upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """`values` on the device; the host does not wait for the copy."""
-    return torch.as_tensor(values).to(device, non_blocking=True)
-
-
 def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor) -> None:
     """Initialise the rows of newborn seeds and clear the momentum rows that must start afresh, by
     the streams `keys` (int64 [N]) of this env-step; every slot takes a sub-stream of its own.
     """
+    births = []
+    arrays: list[np.ndarray] = []
     for slot, spec in enumerate(shape.slots):
-        pool = weights["seeds", spec.name]
-        dtype = pool["params"].dtype
         for code in np.unique(active_seeds.blueprint[active_seeds.newborn[:, slot], slot]):
             kind = shape.blueprint(int(code))
             if not kind.fits(spec):
                 message = f"{kind.name} takes {kind.topology}: slot {spec.name} has {spec.topology}"
                 raise ValueError(message)
             is_new = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
-            rows = upload(np.flatnonzero(is_new), keys.device)
-            multiply = upload(active_seeds.blend[is_new, slot] == Blend.MULTIPLY, keys.device)
-            slot_keys = streams.fold(keys[rows], slot)
-            seed_keys = streams.fold(slot_keys, 0)
-            seed = initial_seeds(kind, spec.channels, seed_keys, multiply=multiply, dtype=dtype)
-            gap = seed.new_zeros(len(seed), row_layout(shape, slot).seed - seed.shape[1])
-            gate = gate_table(spec.channels).initial(streams.fold(slot_keys, 1), dtype)
-            pool["params"].index_copy_(0, rows, torch.cat([seed, gap, gate], dim=1))
-        cleared_rows = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
-        if cleared_rows.size:
-            pool["momentum"].index_fill_(0, upload(cleared_rows, keys.device), 0.0)
+            births.append((slot, kind))
+            arrays += np.flatnonzero(is_new), active_seeds.blend[is_new, slot] == Blend.MULTIPLY
+    cleared = [np.flatnonzero(fresh) for fresh in active_seeds.fresh_momentum.T]
+    uploaded = iter(upload([*arrays, *cleared], keys.device))
+    for slot, kind in births:
+        spec = shape.slots[slot]
+        params = weights["seeds", spec.name, "params"]
+        rows = next(uploaded)
+        slot_keys = streams.fold(keys[rows], slot)
+        seed_keys = streams.fold(slot_keys, 0)
+        seed = initial_seeds(
+            kind, spec.channels, seed_keys, multiply=next(uploaded), dtype=params.dtype
+        )
+        gap = seed.new_zeros(len(seed), row_layout(shape, slot).seed - seed.shape[1])
+        gate = gate_table(spec.channels).initial(streams.fold(slot_keys, 1), params.dtype)
+        params.index_copy_(0, rows, torch.cat([seed, gap, gate], dim=1))
+    for spec, rows in zip(shape.slots, uploaded, strict=True):
+        if rows.numel():
+            weights["seeds", spec.name, "momentum"].index_fill_(0, rows, 0.0)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.nets.seeds.pools import ActiveSeeds, upload
+from esper_soa.nets.seeds.pools import ActiveSeeds
+from esper_soa.system.transfers import upload
 from esper_soa.vocabulary import Blend, Stage
 
 THROUGH = 0  # of SeedPlan.blend: the straight-through pass, behind a host that does not notice
@@ -52,9 +53,10 @@ class Group(NamedTuple):
     rows: Tensor  # int64 [m], env numbers
 
 
-def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Group]:
-    """Groups of the running seeds of a chunk with env numbers `envs`, slot by slot."""
-    groups = []
+def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> tuple[Tensor, list[Group]]:
+    """Env numbers `envs` of a chunk, and the groups of its running seeds, slot by slot."""
+    kinds = []
+    arrays = [envs]
     part = SeedPlan(*(facts[envs] for facts in plan))
     code = part.blueprint * (Blend.GATE + 1) + part.blend
     for flag in (part.detached, part.frozen, part.measured):
@@ -63,6 +65,11 @@ def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Gr
         for value in np.unique(code[part.running[:, slot], slot]):
             nets = np.flatnonzero(part.running[:, slot] & (code[:, slot] == value))
             kind = [facts[nets[0], slot].item() for facts in part[1:]]
-            chosen = None if nets.size == envs.size else upload(nets, device)
-            groups.append(Group._make((slot, *kind, chosen, upload(envs[nets], device))))
-    return groups
+            kinds.append((slot, *kind))
+            arrays += nets, envs[nets]
+    numbers, *placed = upload(arrays, device)
+    groups = [
+        Group._make((*kind, None if len(nets) == envs.size else nets, rows))
+        for kind, nets, rows in zip(kinds, placed[::2], placed[1::2], strict=True)
+    ]
+    return numbers, groups

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from esper_soa.config.registry import RAISED
 from esper_soa.system.errors import one_line
+from esper_soa.system.transfers import move_leaves
 from esper_soa.training.files.checksum import CheckpointError, read_sealed, write_sealed
 
 # Errors that torch raises for a content that is foreign, under a seal that fits.
@@ -25,7 +26,7 @@ LARGEST_INTEGER = 2**63 - 1
 def save_checkpoint(path: Path, content: Mapping[str, object]) -> None:
     """Replace the file `path` by `content`, all or nothing; raises OSError."""
     archive = io.BytesIO()
-    torch.save(dict(content), archive)
+    torch.save(move_leaves(dict(content), torch.device("cpu")), archive)
     write_sealed(path, archive.getvalue())
 
 
@@ -38,7 +39,9 @@ def load_checkpoint(path: Path, device: torch.device) -> dict:
     name = f"checkpoint {one_line(path)}"
     archive = io.BytesIO(read_sealed(path))
     try:
-        content = torch.load(archive, map_location=device, weights_only=True)
+        content = torch.load(archive, map_location="cpu", weights_only=True)
+        if device.type != "cpu":
+            content = move_leaves(content, device)
     except UNREADABLE_ERRORS as error:
         reason = f"its content cannot be read or is not trusted ({type(error).__name__})"
         out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)

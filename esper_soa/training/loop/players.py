@@ -10,6 +10,7 @@ from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.setup import Setup, choose_workers
 from esper_soa.runtime.compilation import GRADIENTS, POLICY
+from esper_soa.system.transfers import move_module_
 from esper_soa.training.files.policies import load_policy, load_pretrained
 from esper_soa.training.loop.build import rule_player
 from esper_soa.training.loop.collect import Player
@@ -50,7 +51,7 @@ def build_player(policy: PolicyConfig, world: World, resumed: bool = False) -> P
     shape = world.setup.shape
     names = names_by_code(shape.blueprints)
     network = RecurrentPolicy(policy, shape.slots, world.setup.seed, num_blueprints=len(names))
-    network.to(world.device)
+    move_module_(network, world.device)
     replay = world.kernels.replay
     network.steps = replay.steps(POLICY, world.device)
     learner = Learner(

@@ -20,7 +20,6 @@ from esper_soa.nets.engine import EngineChoice
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.model.host import evaluate_loss, fold_batch_norm, train_loss
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
-from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
 from esper_soa.nets.seeds.seeds import SeedFiller, TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.seeds.subsets import Branch, Job
@@ -37,14 +36,13 @@ class TrainingChunk:
         weights = shared.weights
         shape = shared.setup.shape
         device = shared.alpha.device
-        self.env_numbers = upload(envs, device)
+        self.env_numbers, groups = groups_of(shared.plan, envs, device)
         self.rules = [rule.of(self.env_numbers) for rule in rules]
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
         self.momentum = host["momentum"].index_select(0, self.env_numbers)
         rows = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.statistics = [row.reshape(-1).clone() for row in rows]
-        groups = groups_of(shared.plan, envs, device)
         self.actives = [gather_rows(weights, shape, group, alpha=shared.alpha) for group in groups]
         self.trained = [active for active in self.actives if not active.group.frozen]
         scaled = precision.SCALE_KEY in weights
@@ -176,12 +174,11 @@ def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor,
     setup = shared.setup
     shape = setup.shape
     device = shared.alpha.device
-    envs = upload(job.envs, device)
+    envs, groups = groups_of(shared.plan, job.envs, device)
     host = shared.weights["host"]
     params = shape.parameters.unpack(host["params"].index_select(0, envs))
     statistics = shape.statistics.unpack(host["statistics"].index_select(0, envs))
     folded = fold_batch_norm(shape, params, statistics)
-    groups = groups_of(shared.plan, job.envs, device)
     actives = [gather_rows(shared.weights, shape, group, alpha=shared.alpha) for group in groups]
     num_nets = job.envs.size
     rows = job.final_rows

@@ -142,7 +142,8 @@ def rule_numbers(rules: Rules, num_nets: int, device: torch.device) -> Tensor:
     """The rules of every env, float32 [N, 2, NUMBERS], as step_ takes them."""
     numbers = [(rule.max_norm, rule.lr, rule.momentum, rule.weight_decay) for rule in rules]
     plain = [[0.0 if isinstance(value, Tensor) else value for value in row] for row in numbers]
-    result = upload(np.array(plain, dtype=np.float32), device).repeat(num_nets, 1, 1)
+    (table,) = upload([np.array(plain, dtype=np.float32)], device)
+    result = table.repeat(num_nets, 1, 1)
     for place, row in enumerate(numbers):
         for number, value in enumerate(row):
             if isinstance(value, Tensor):
