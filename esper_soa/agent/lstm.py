@@ -1,6 +1,6 @@
 """The memory of the policy: layers of LSTM, env-step by env-step and over whole sequences."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,20 @@ class ResidualLSTM(nn.Module):
         self.project = Product(num_inputs, hidden) if num_inputs != hidden else nn.Identity()
         self.layers = nn.ModuleList(nn.LSTMCell(hidden, hidden) for _ in range(num_layers))
         self.layer_norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(num_layers))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ResidualLSTM":
+        """On a GPU the parameters of a layer are views of one buffer, in the order of cuDNN, which
+        would else copy them together at every call.
+        """
+        super()._apply(fn, recurse)
+        for layer in self.layers:
+            parameters = lstm_parameters(layer)
+            if parameters[0].is_cuda:
+                buffer = torch.cat([part.detach().flatten() for part in parameters])
+                pieces = buffer.split([part.numel() for part in parameters])
+                for part, piece in zip(parameters, pieces, strict=True):
+                    part.data = piece.view_as(part)
+        return self
 
     def step(self, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """One env-step: [N, inputs] to [N, H], and the new memory."""
