@@ -8,8 +8,9 @@ Here are the parts of images; sequence_parts.py has those of sequences.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -78,11 +79,19 @@ class Table(NamedTuple):
             places = torch.arange(start, start + len(bound), device=keys.device)
             draws = streams.uniform(keys[:, None], places, dtype)
             drawn = value + bound * (2 * draws - 1)
-            if any(parameter.std for parameter in self.parameters):
-                normal = std > 0
-                drawn[:, normal] += std[normal] * normal_numbers(draws[:, normal])
+            for first, end in self._normal_spans():
+                part = slice(max(first - start, 0), max(end - start, 0))
+                drawn[:, part] += std[part] * normal_numbers(draws[:, part])
             rows[:, start : start + width] = drawn
         return rows
+
+    def _normal_spans(self) -> Iterator[tuple[int, int]]:
+        """First column, and that behind the last, of neighbours that begin with normal numbers."""
+        ends = zip(self.parameters, self.sizes, accumulate(self.sizes), strict=True)
+        for is_normal, group in groupby(ends, key=lambda part: part[0].std > 0):
+            (_, size, first_end), *others = group
+            if is_normal:
+                yield first_end - size, others[-1][2] if others else first_end
 
 
 def normal_numbers(draws: Tensor) -> Tensor:
