@@ -414,7 +414,7 @@ def test_the_page_for_developers_names_every_room_and_files_that_are_there() -> 
 def test_tests_stand_in_the_rooms_that_they_test() -> None:
     tests = PACKAGE.parent / "tests"
     rooms = {path.parent for path in tests.rglob("test_*.py")}
-    for folder in rooms - {tests, tests / "benchmarks"}:
+    for folder in rooms - {tests, tests / "benchmarks", tests / "gpu"}:
         room = PACKAGE / folder.relative_to(tests)
         assert (room / "__init__.py").exists(), f"{folder}: the package has no {room}"
 
