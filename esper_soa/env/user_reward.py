@@ -16,6 +16,7 @@ from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import STATE_FLOAT, stage_in
 from esper_soa.system import streams
 from esper_soa.system.errors import check
+from esper_soa.system.transfers import move_leaves
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 PROBED_ENVS = 5
@@ -112,7 +113,7 @@ def sample_inputs(
             fields[name] = _field(name, share(like), max_steps)
     for name, known in KNOWN.items():
         fields[name] = torch.where(fields[known], fields[name], 0.0)
-    return RewardInputs.from_dict(fields, batch_size=[num_envs]).to(device)
+    return RewardInputs.from_dict(move_leaves(fields, device), batch_size=[num_envs])
 
 
 def _field(name: str, share: Tensor, max_steps: int) -> Tensor:

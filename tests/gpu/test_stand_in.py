@@ -61,4 +61,4 @@ def test_a_run_on_a_gpu_misuses_nothing_and_waits_no_more_than_it_may(
             rows = [row for row in report["rows"] if row[0] == kind and word in row[1]]
             often = [row for row in rows if row[-1] >= TURNS]
             assert sum(row[-1] // TURNS for row in often) <= CASES[name][most], often
-        assert report["replays"] > 0
+        assert (report["replays"] > 0) == CASES[name].get("replays", True)
