@@ -52,7 +52,7 @@ def move_leaves(content: Content, device: torch.device) -> Content:
 
 
 def move_module_(module: nn.Module, device: torch.device) -> None:
-    """What `module.to(device)` does, by one copy."""
+    """Move the module as `module.to(device)` does, by one copy."""
     tensors = [*module.parameters(), *module.buffers()]
     arrived = dict(zip(tensors, move_leaves(tensors, device), strict=True))
     module._apply(arrived.__getitem__)
