@@ -253,7 +253,8 @@ def check_encoding(file: Path) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0
     try:
-        with file.open("rb") as stream:
+        # what has no size, as in /proc, may let its reader wait
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             while piece := stream.read(PIECE_BYTES):
                 read += len(piece)
                 decoder.decode(piece)
@@ -261,6 +262,8 @@ def check_encoding(file: Path) -> None:
                     place = read - len(piece) + piece.index(0)
                     raise DataError(f"{file}: no text (byte {place} is NUL); {UTF8_REMEDY}")
             decoder.decode(b"", final=True)
+        if read and not file.stat().st_size:
+            raise DataError(f"{file}: no file of a size; only files can be read as text")
     except UnicodeDecodeError as error:
         place = read - len(error.object) + error.start
         raise DataError(f"{file}: no UTF-8 text (byte {place}); {UTF8_REMEDY}") from error

@@ -173,12 +173,14 @@ def test_what_is_no_text_file_is_refused_without_waiting_for_it(tmp_path: Path) 
         folder.mkdir()
     os.mkfifo(folders[1] / "pipe.txt")
     (folders[2] / "gone.txt").symlink_to("nothing.txt")
+    (tmp_path / "cores.txt").symlink_to("/proc/cpuinfo")
     (tmp_path / "memory.txt").symlink_to("/proc/self/mem")
     only = "no file; only files can be read as text"
     for name, told in {
         "pipe.txt": f"data.root={tmp_path}/pipe.txt: no file or folder of text",
         "missing.txt": f"data.root={tmp_path}/missing.txt: no file or folder of text",
         "memory.txt": rf"{tmp_path}/memory.txt: cannot be read \(Input/output error\)",
+        "cores.txt": f"{tmp_path}/cores.txt: no file of a size; only files can be read as text",
         "empty": rf"data.root={tmp_path}/empty: a folder without \.txt files",
         "pipes": f"{tmp_path}/pipes/pipe.txt: {only}",
         "links": f"{tmp_path}/links/gone.txt: {only}",
