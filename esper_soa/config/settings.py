@@ -247,6 +247,9 @@ class TrainConfig(WorldConfig):
                 not self.tasks, "tasks", "left out here", remedy="compose_settings() takes them."
             )
             return
+        for name, world in self.worlds.items():
+            allowed = f"{world.task.name}, the name of its task"
+            check(name == world.task.name, "worlds", name, allowed=allowed)
         self.require(self.ranks == 1, "ranks", "1 with several tasks", remedy="Or play one alone.")
         parts = [list(filter(is_reference, cfg.task.blueprints)) for cfg in self.by_task.values()]
         allowed = "so that all tasks offer the same blueprints of your own"
