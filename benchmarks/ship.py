@@ -229,7 +229,7 @@ def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
 def write(facts: dict, run: RunFolder, into: Path, results: Sequence[tuple[str, str]]) -> Path:
     """Write the weights of the last run, and their card; returns the file of the weights."""
     into.mkdir(parents=True, exist_ok=True)
-    target = into / f"{facts['name']}{POLICY_SUFFIX}"
+    target = into.resolve() / f"{facts['name']}{POLICY_SUFFIX}"
     last = find_checkpoint(str(run.path), "folder")
     save_policy(target, read_run(last, torch.device("cpu")), facts)
     write_text(target.with_suffix(".md"), card(facts, results))

@@ -65,7 +65,7 @@ def code_stamp(root: Path = ROOT) -> str:
 @contextmanager
 def opened(top: Path, facts: Mapping) -> Iterator[Units]:
     """The units made under `facts`; UserError where another process works on them."""
-    folder = top / stamp_of(facts)
+    folder = top.resolve() / stamp_of(facts)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(RunFolder(folder)):
         write_text(folder / "facts.json", json.dumps(facts, indent=2) + "\n")

@@ -54,7 +54,7 @@ USED_TWICE: set[str] = set()
 READS_SETUP_SETTINGS = {
     "training.loop.build": {"make_setup"},
     "training.loop.evaluation": {"evaluate_in_session"},  # threads, of the command
-    "training.start.runs": {"_source", "_validation_order", "policy", "tasks"},
+    "training.start.runs": {"_source", "_validation_order", "export", "policy", "tasks"},
 }
 # What an engine is made of is the business of that engine and of whoever chooses between them.
 CHOOSER = "nets.choose"

@@ -54,7 +54,7 @@ def save_pt2(net: GrownNetwork, path: Path) -> None:
     program = torch.export.export(net, **_example_inputs(net))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
-    write_bytes(path, content.getvalue())
+    write_bytes(path.resolve(), content.getvalue())
 
 
 def save_onnx(net: GrownNetwork, path: Path) -> None:
@@ -73,7 +73,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
         )
     model = program.model_proto  # type: ignore[union-attr]
     model.metadata_props.add(key="spec", value=json.dumps(net.spec))
-    write_bytes(path, model.SerializeToString())
+    write_bytes(path.resolve(), model.SerializeToString())
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def save_code(net: GrownNetwork, path: Path) -> None:
         *textwrap.wrap(base64.b64encode(content.getvalue()).decode(), CODE_WIDTH),
         '"""',
     ]
-    write_bytes(path, ("\n".join(lines) + CODE_TAIL).encode())
+    write_bytes(path.resolve(), ("\n".join(lines) + CODE_TAIL).encode())
 
 
 def _example_inputs(net: GrownNetwork) -> dict:
@@ -137,7 +137,9 @@ def export(net: GrownNetwork, target: str | PathLike[str], to: str | PathLike[st
     name = str(target)
     path = Path(target)
     if name in FORMATS:
-        path = Path(to, f"host_{net.spec['env']}{FORMATS[name][0]}")
+        env = net.spec["env"]
+        check(type(env) is int and env >= 0, "env", env, allowed="the number of a host, from 0")
+        path = Path(to, f"host_{env}{FORMATS[name][0]}")
     else:
         known = {ending: name for name, (ending, _) in FORMATS.items()}
         allowed = f"a file ending in {', '.join(known)}, or a format: {', '.join(FORMATS)}"

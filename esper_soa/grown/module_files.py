@@ -44,6 +44,11 @@ def save(module: Module, path: str | PathLike[str]) -> None:
 
     Raises ValueError where its layers are not those of its `spec`, OSError where not written.
     """
+    write_module(module, Path(path).resolve())
+
+
+def write_module(module: Module, path: Path) -> None:
+    """`save` to a path without links."""
     state = module.state_dict()
     # each in memory of its own on the CPU
     tensors = {name: value.cpu().clone().contiguous() for name, value in state.items()}
@@ -54,7 +59,7 @@ def save(module: Module, path: str | PathLike[str]) -> None:
             problem = "the layers of this network are not those of its spec"
             raise ValueError(f"{problem}: keep it by torch.save")
     kind = "network" if isinstance(module, GrownNetwork) else "policy"
-    _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
+    _write(path, [_entry(kind, module.spec, tensors)], tensors)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:

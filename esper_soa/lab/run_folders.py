@@ -19,6 +19,7 @@ from esper_soa.config.paths import user_path
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import LOGGER
+from esper_soa.system.plain_files import FOLDER, OTHER, list_folder, read_text
 from esper_soa.training.files.run_folder import RunFolder
 
 MAX_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
@@ -32,7 +33,7 @@ def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
     if not folder.summary.is_file() or not resumes(folder, settings):
         return None
     try:
-        grown = json.loads(folder.summary.read_text(encoding="utf-8"))["grown"]
+        grown = json.loads(read_text(folder.summary))["grown"]
         accuracy = grown["validation_accuracy"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -55,7 +56,8 @@ def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:
     """
     paths: list[Path] = []
     for given in folders:
-        folders_here = list(_run_folders(user_path("RUN", str(given)), MAX_DEPTH))
+        place = user_path("RUN", str(given)).resolve()
+        folders_here = list(_run_folders(place, MAX_DEPTH))
         if not folders_here:
             reason = "holds no run: there is no config.yaml of a run in it or below it"
             raise UserError(f"RUN={one_line(given)}: {reason}")
@@ -66,7 +68,7 @@ def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:
 def read_settings(path: Path) -> dict[str, object]:
     """The settings in config.yaml by dotted names; none where it is not there or cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""  # no pipe is waited for
+        text = read_text(path)
         # We write no aliases, a few lines of which can stand for more than fits into memory.
         if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             return {}
@@ -82,15 +84,18 @@ def _run_folders(place: Path, depth: int) -> Iterator[Path]:
     settings = read_settings(config)
     several = any(name.startswith("worlds.") for name in settings)
     if "rounds" in settings and not several:
-        yield place.resolve()
+        yield place
         return
     if config.exists() and not settings:
         LOGGER.warning("runs     without %s: no settings that can be read", config)
-    if (depth > 0 or several) and place.is_dir():
+    if depth + several > 0:
         # a run's own copies of its settings, by Hydra, are in a hidden folder
-        below = (path for path in place.iterdir() if path.name[0] != ".")
-        for path in sorted(below, key=_by_number):
-            yield from _run_folders(path, depth - 1)
+        entries = {path: kind for path, kind in list_folder(place).items() if path.name[0] != "."}
+        for path in sorted(entries, key=_by_number):
+            if entries[path] == FOLDER:
+                yield from _run_folders(path, depth - 1)
+            elif entries[path] == OTHER and path.is_dir():
+                LOGGER.warning("runs     without %s: a link. Name it to have it", one_line(path))
 
 
 def _by_number(path: Path) -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """Writing to a disk that may be full: texts replaced whole, lines appended whole, and what could
-not be written. A run continues if a file cannot be written, and ends with a failure. Needs no
-torch.
+not be written. A run continues if a file cannot be written, and ends with a failure. Paths of users
+are resolved before they come here (plain_files.py). Needs no torch.
 """
 
 import errno
@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from esper_soa.system.plain_files import open_plain, replacing
 
 LOGGER = logging.getLogger("esper_soa")
 DELETED_REASON = "somebody has deleted it"
@@ -30,22 +32,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """The name of a file to write in the context, which then becomes `path`; where that fails, the
-    old file stays whole, nothing lies beside it, and the error names `path`.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class WriteErrors:
@@ -89,16 +75,16 @@ class WriteErrors:
 
 def write_text(path: Path, text: str) -> None:
     """Replace the file `path` by `text`, all or nothing; raises OSError."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    with replacing(path) as draft:
+        draft.write(text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, all or nothing, to survive a power cut; raises OSError."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    with replacing(path) as draft:
+        draft.write(content)
+        draft.flush()
+        os.fsync(draft.fileno())
     sync(path.parent)
 
 
@@ -120,7 +106,7 @@ class LineFile:
         self._waiting.extend(lines)
         if self._handle is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            self._handle = os.open(self._path, flags, 0o666)
+            self._handle = open_plain(self._path, flags)
         status = os.fstat(self._handle)
         if not status.st_nlink:
             raise FileNotFoundError(errno.ENOENT, DELETED_REASON)

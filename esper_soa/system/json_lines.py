@@ -7,10 +7,12 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 from esper_soa.system.files import write_text
+from esper_soa.system.plain_files import open_plain, read_bytes
 
 Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
@@ -56,12 +58,15 @@ def keep_rounds(path: Path, rounds: int) -> int:
     What comes later, a line that was cut off included, is dropped: a resumed run writes it again.
     Needs no room on the disk unless something else is between those lines; raises OSError.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines: list[bytes] = []
+    with suppress(FileNotFoundError):
+        lines = read_bytes(path).splitlines(keepends=True)
     whole = (line for line in lines if line.endswith(b"\n"))
     first_lines = [line for line in whole if _round_of(line) in range(1, rounds + 1)]
     if first_lines == lines[: len(first_lines)]:
         if len(first_lines) < len(lines):
-            os.truncate(path, sum(map(len, first_lines)))
+            with os.fdopen(open_plain(path, os.O_WRONLY), "wb") as file:
+                file.truncate(sum(map(len, first_lines)))
     else:
         write_text(path, b"".join(first_lines).decode("utf-8", "replace"))
     return len(first_lines)

@@ -87,11 +87,13 @@ class JobSweeper(Sweeper):
         with import_guard():
             from esper_soa.lab.sweep.summary import Console, end_sweep
             from esper_soa.training.files.claims import Claim
-        folder = Path(self.hydra.sweep.dir)
+        folder = Path(self.hydra.sweep.dir).resolve()
         try:
             self.claim = Claim(folder)  # until this process ends
         except BlockingIOError:
             exit_with(UserError(f"run_dir={folder}: another process is playing this sweep"))
+        except UserError as error:
+            exit_with(error)
         try:
             found = self.sweeper.sweep(arguments)
         except UserError as error:

@@ -205,7 +205,7 @@ from esper_soa.system import files
 from esper_soa.grown.module_files import load, save
 net = load(sys.argv[1])
 net.classifier.linear.bias.data.zero_()
-setattr(files.os, sys.argv[2], lambda *given: os.kill(os.getpid(), signal.SIGKILL))
+setattr(files.os, sys.argv[2], lambda *given, **folders: os.kill(os.getpid(), signal.SIGKILL))
 save(net, sys.argv[1])
 """
 

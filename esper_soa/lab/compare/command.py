@@ -36,6 +36,7 @@ from esper_soa.system.console import KNOWN_ERRORS, ending_with_status, parser
 from esper_soa.system.errors import UserError, check
 from esper_soa.system.files import write_text
 from esper_soa.system.json_lines import Json, json_line
+from esper_soa.system.plain_files import make_folder, read_text
 from esper_soa.system.signals import import_guard
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.results.statistics import mean_interval
@@ -156,7 +157,7 @@ def listed(settings: TrainConfig) -> bool:
 
 def numbers_of(study: Study, group: str, seed: int) -> dict[str, dict[str, float]]:
     """SUMMARY_NUMBERS of a run by its group; where envs have lists, by group and configuration."""
-    summary = json.loads(RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8"))
+    summary = json.loads(read_text(RunFolder(study.folder(group, seed)).summary))
     configurations = summary["configurations"] if group in study.listed else [{"settings": {}}]
     found = {}
     for configuration in configurations:
@@ -223,6 +224,7 @@ def play_seed(study: Study, seed: int, groups: Sequence[str]) -> dict[str, str]:
             continue
         experiment = [f"+experiment={study.experiment}"] * bool(study.experiment)
         try:
+            make_folder(study.folder(group, seed))  # by no link of the study's
             folder = make_run_folder(settings, settings.run_dir)
             train_in_folder(folder, settings, experiment + overrides, verbose=0)
         except KNOWN_ERRORS as error:

@@ -157,7 +157,7 @@ def total_text(plans: Sequence[Plan]) -> str:
 def make_plan(cfg: TrainConfig) -> Plan:
     """Measure what a run of the settings takes, leaving nothing; UserError if it cannot run."""
     with tempfile.TemporaryDirectory(prefix="esper-plan-") as temporary:
-        folder = Path(temporary)
+        folder = Path(temporary).resolve()
         envs = -(-cfg.envs // cfg.ranks)  # of a rank that has most
         part = cfg if cfg.ranks == 1 else replace(cfg, ranks=1, restarts=0, envs=envs)
         (folder / SETTINGS).write_text(settings_yaml(part), encoding="utf-8")

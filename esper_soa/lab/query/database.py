@@ -6,6 +6,8 @@ copied: a run that goes on, or was killed, is read as far as it has come. See do
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from secrets import token_hex
+from tempfile import gettempdir
 
 import pyarrow
 import yaml
@@ -14,8 +16,9 @@ from pyarrow import parquet
 from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_files
-from esper_soa.system.errors import single_line
+from esper_soa.system.errors import one_line, single_line
 from esper_soa.system.files import LOGGER
+from esper_soa.training.files.run_folder import RunFolder
 
 try:
     import duckdb
@@ -42,10 +45,19 @@ def open_database(
     runs = find_run_folders(folders)
     database = duckdb.connect(":memory:")
     database.execute("set threads = 2")
+    # what has no room in memory goes to a folder that nobody else has, made when it is needed
+    spill = Path(gettempdir(), f"esper-query-{token_hex(8)}")
+    database.execute(f"set temp_directory = {_text(spill)}")
+    links = {link for folder in runs.values() for link in RunFolder(folder).not_plain}
+    for link in sorted(links):
+        LOGGER.warning("query    without %s: no plain file", one_line(link))
     for table, columns in TABLES.items():
         no_rows = database.from_arrow(columns.empty_table())
         types = dict(zip(no_rows.columns, no_rows.types, strict=True))
-        parts_of = {run: list(table_files(folder, table).values()) for run, folder in runs.items()}
+        parts_of = {
+            run: [path for path in table_files(folder, table).values() if path not in links]
+            for run, folder in runs.items()
+        }
         try:
             database.execute(f"create view {table} as {_tables(parts_of, types)}")
         except QueryError:  # one that is cut or foreign spoils all
@@ -58,7 +70,7 @@ def open_database(
         parts = {}  # all whole lines
         for run, folder in runs.items():
             path = folder / lines["file"]
-            if path.is_file() and path.stat().st_size:
+            if path not in links and path.is_file() and path.stat().st_size:
                 parts[run] = f"read_json({_path(path)}, {options}) where round is not null"
         database.execute(f"create view {name} as {_together(parts, types)}")
     database.execute("create table settings (run varchar, name varchar, value varchar)")
@@ -73,7 +85,7 @@ def open_database(
 
 
 def _confine(database: duckdb.DuckDBPyConnection, folders: Iterable[Path]) -> None:
-    """Let SQL read and write files in these folders alone."""
+    """Let SQL read and write files in these folders alone; DuckDB asks where links in them lead."""
     # A name with signs of patterns is compared as it stands in our views.
     places = [place for folder in folders for place in (_text(folder), _path(folder))]
     database.execute(f"set allowed_directories = [{', '.join(places)}]")

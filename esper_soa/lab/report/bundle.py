@@ -41,7 +41,7 @@ def bundle() -> str:
             return content
     program = build_program()
     with suppress(OSError):
-        write_text(path, f"{_digest(program)}\n{program}")
+        write_text(path.resolve(), f"{_digest(program)}\n{program}")
     return program
 
 

@@ -9,12 +9,12 @@ mistake that we found.
 import argparse
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import chain
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,16 +22,20 @@ from esper_soa.lab.report.bundle import bundle
 from esper_soa.lab.report.page import CONTENT_POLICY, Parts, page_html, parts_of
 from esper_soa.lab.report.run_files import find_runs
 from esper_soa.lab.report.sections import asset
+from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.system.console import ending_with_status, parser
 from esper_soa.system.errors import UserError, check
 from esper_soa.system.files import reason_of
+from esper_soa.system.plain_files import FILE, NotPlainError, list_folder
 from esper_soa.system.signals import Interrupted
+from esper_soa.training.files.run_folder import RunFolder
 
 HOST = "127.0.0.1"
 PORT = 8765
+LOCAL_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::\d{1,5})?")  # as a browser here says it
 NICENESS = 10  # lower priority than the runs that are watched
 MIN_SECONDS = 2.0  # between two readings of run folders
-WATCHED_FILES = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run folder
+WATCHED_SUFFIXES = (".json", ".jsonl", ".yaml", ".parquet")  # of files of a run folder
 LIVE_POLICY = f"{CONTENT_POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
 LIVE_HEAD = (
     '<script src="/vega.js"></script>'
@@ -50,9 +54,11 @@ HELP = f"""\
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
     """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
     stats = []
-    for file in chain.from_iterable(path.glob(name) for path in paths for name in WATCHED_FILES):
-        with suppress(FileNotFoundError):  # a resumed run has removed it just now
-            stats.append(file.stat())
+    tables = [RunFolder(path).tables / table for path in paths for table in TABLES]
+    for folder in (*paths, *tables):
+        with suppress(NotPlainError, FileNotFoundError):  # a resumed run has removed it just now
+            files = (path for path, kind in list_folder(folder).items() if kind == FILE)
+            stats += [path.stat() for path in files if path.suffix in WATCHED_SUFFIXES]
     newest = max((stat.st_mtime_ns for stat in stats), default=0)
     return f"{len(stats)}-{newest}-{sum(one.st_size for one in stats)}", newest / 1e9
 
@@ -66,7 +72,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802, a name that http.server calls
         """The page, what draws it, or what is new in it."""
         # A page of elsewhere whose name was made to lead here must not read runs.
-        if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not LOCAL_HOST.fullmatch(hosts[0]):
             self.answer(403, "text/plain", "this address is 127.0.0.1 alone")
             return
         try:

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.table_files import read_file, table_files
-from esper_soa.system.files import LOGGER
+from esper_soa.system.files import LOGGER, reason_of
+from esper_soa.system.plain_files import read_text
 from esper_soa.training.files.run_folder import RunFolder
 
 Record = dict[str, object]
@@ -129,15 +130,13 @@ def read_json(path: Path) -> Record:
 
 
 def _text(path: Path) -> str:
-    if not path.exists():
-        return ""
     try:
-        if path.is_file():
-            return path.read_text(encoding="utf-8", errors="replace")
-        LOGGER.warning("report   without %s: not a file", path)  # a pipe would be waited for
+        return read_text(path, errors="replace")
+    except FileNotFoundError:
+        return ""
     except OSError as error:
-        LOGGER.warning("report   without %s: %s", path, error)
-    return ""
+        LOGGER.warning("report   without %s: %s", path, reason_of(error))
+        return ""
 
 
 def _parsed(text: str, path: Path) -> Record:
@@ -161,9 +160,9 @@ def read_round(run: Path, table: str, number: int) -> list[Row]:
     """The rows of a table per env-step (docs/telemetry.md) in one round; none where there is no
     file that can be read. What is not finite is None, as JSON has no such numbers.
     """
-    path = table_files(run, table).get(number)
     try:
-        values = read_file(path, table).values if path and path.is_file() else {}
+        path = table_files(run, table).get(number)
+        values = read_file(path, table).values if path else {}
     except (OSError, ValueError) as error:
         LOGGER.warning("report   without a table: %s", error)
         return []

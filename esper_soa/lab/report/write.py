@@ -37,7 +37,8 @@ def main(arguments: list[str] | None = None) -> None:
         folder = Path() if len(options.runs) > 1 else user_path("RUN", options.runs[0])
         path = user_path("-o", options.out) if options.out else RunFolder(folder).report
         check(not path.exists() or path.is_file(), "-o", path, allowed="a file, which is replaced")
-        write_text(path, page_of(find_runs(options.runs), bundle()))
+        place = path.resolve() if options.out else folder.resolve() / path.name
+        write_text(place, page_of(find_runs(options.runs), bundle()))
         print(path)
 
 

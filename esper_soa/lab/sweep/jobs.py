@@ -33,7 +33,7 @@ from esper_soa.lab.sweep.resolvers import register_resolvers
 from esper_soa.system import signals
 from esper_soa.system.console import KNOWN_ERRORS, safe_streams
 from esper_soa.system.errors import PrunedError, UserError, single_line
-from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.start.job import job_folder
 
 if TYPE_CHECKING:
     from esper_soa.training.loop.callbacks import Callback
@@ -87,7 +87,7 @@ def finished_record(
         return None
     settings = job_settings(composed)
     check_job(HydraConfig.get(), settings)
-    folder = RunFolder(Path(job.folder))
+    folder = job_folder()
     accuracy = finished_accuracy(folder, settings)
     if accuracy is not None:
         print(f"job {job.number} is done already: {folder.path}")

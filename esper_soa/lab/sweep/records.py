@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatch
 from operator import attrgetter
 from pathlib import Path
 
 from esper_soa.system.files import write_text
-
-RECORDS_FOLDER = ".jobs"  # in the folder of the sweep
+from esper_soa.system.plain_files import list_folder, make_folder, read_text
+from esper_soa.training.files.run_folder import RunFolder
 
 
 class Status:
@@ -45,12 +46,14 @@ class JobRecord:
 
 def save_record(sweep: Path, record: JobRecord) -> None:
     """Write the record of a job, all or nothing; raises OSError."""
-    (sweep / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
-    write_text(sweep / RECORDS_FOLDER / f"{record.number}.json", json.dumps(asdict(record)) + "\n")
+    jobs = RunFolder(sweep.resolve()).jobs
+    make_folder(jobs)
+    write_text(jobs / f"{record.number}.json", json.dumps(asdict(record)) + "\n")
 
 
 def read_records(sweep: Path, number: int | str = "*") -> dict[int, JobRecord]:
     """All records of a sweep by number, in order; or that of the job `number`, if there is one."""
-    paths = (sweep / RECORDS_FOLDER).glob(f"{number}.json")
-    records = [JobRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    names = list_folder(RunFolder(sweep.resolve()).jobs)
+    paths = [path for path in names if fnmatch(path.name, f"{number}.json")]
+    records = [JobRecord(**json.loads(read_text(path))) for path in paths]
     return {record.number: record for record in sorted(records, key=attrgetter("number"))}

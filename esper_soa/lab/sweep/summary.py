@@ -7,6 +7,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -20,10 +21,10 @@ from rich.table import Table
 from esper_soa.lab.sweep.records import ENDED_STATUSES, JobRecord, Status, read_records
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, json_line
+from esper_soa.system.plain_files import read_text
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.results.progress import duration
 
-RESULT_FILE = "sweep.json"
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -38,14 +39,15 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
     if jobs:
         common = set.intersection(*(set(job.overrides) for job in jobs))
         # resume=auto may be of another call than that which ran some job
-        rows = [_row(job, common | {"resume=auto"}) for job in jobs]
+        rows = [_row(job, sweep, common | {"resume=auto"}) for job in jobs]
         console.print(table(rows))
-        where = f"written to {sweep / RESULT_FILE}"
+        path = RunFolder(sweep.resolve()).sweep_table
+        where = f"written to {path}"
         text = json_line({"common": sorted(common), "jobs": rows})
         try:
-            write_text(sweep / RESULT_FILE, text + "\n")
+            write_text(path, text + "\n")
         except OSError as error:
-            where = f"{RESULT_FILE} could not be written ({reason_of(error)})"
+            where = f"{path.name} could not be written ({reason_of(error)})"
         hint = "; resume=auto plays what is not done" if unfinished else ""
         counts = Counter(job.status for job in jobs).items()
         counts_text = ", ".join(f"{count} {status}" for status, count in counts)
@@ -78,11 +80,17 @@ def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
     ]
 
 
-def _row(job: JobRecord, hidden: set[str]) -> dict[str, Json]:
-    """A job in sweep.json, without the overrides that are `hidden`."""
-    path = RunFolder(Path(job.folder)).summary
-    ended = job.status in ENDED_STATUSES and path.is_file()
-    summary = json.loads(path.read_text(encoding="utf-8")) if ended else {}
+def _row(job: JobRecord, sweep: Path, hidden: set[str]) -> dict[str, Json]:
+    """A job in sweep.json, without the overrides that are `hidden`; a folder that its record names
+    elsewhere is not read.
+    """
+    place = Path(job.folder)
+    inside = place.is_relative_to(sweep) and ".." not in place.parts
+    path = RunFolder(sweep.resolve() / place.relative_to(sweep) if inside else place).summary
+    summary: dict = {}
+    if inside and job.status in ENDED_STATUSES:
+        with suppress(OSError, ValueError):  # there is none, or none of ours
+            summary = json.loads(read_text(path))
     grown = summary.get("grown", {})
     # Sweeps choose: what they show is of the validation images, `net` of summary.json of the test.
     scores = [grown.get(name) for name in ("validation_accuracy", "net", "test_accuracy")]

@@ -22,6 +22,7 @@ from esper_soa.lab.telemetry.table_files import TABLES_FOLDER, table_bytes, tabl
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.system.files import DELETED_REASON, LOGGER, WriteErrors, write_bytes
+from esper_soa.system.plain_files import make_folder, remove
 from esper_soa.training.files.session import Session
 from esper_soa.training.loop.recorder import NO_RECORDER, TABLE_LEVELS, Facts, Recorder
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
@@ -71,7 +72,7 @@ class TableFolder(LevelRecorder):
         for table in TABLES:
             for number, path in table_files(self._folder, table).items():
                 if number > rounds:
-                    path.unlink(missing_ok=True)
+                    remove(path)
 
 
 class TableRecorder(TableFolder):
@@ -189,7 +190,7 @@ class TableRecorder(TableFolder):
                     if path.parent in self._folders and not path.parent.exists():
                         earlier = f"{TABLES_FOLDER} of earlier rounds"
                         self._write_errors.note(earlier, DELETED_REASON)
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    make_folder(path.parent)
                     self._folders.add(path.parent)
                     write_bytes(path, files[path])
                     del files[path]

@@ -14,6 +14,7 @@ import pyarrow
 from pyarrow import parquet, types
 
 from esper_soa.lab.telemetry.schema import TABLES
+from esper_soa.system.plain_files import FOLDER, list_folder, read_bytes
 
 TABLES_FOLDER = "telemetry"
 ROUND_FILE = re.compile(r"round_(\d{6,})\.parquet")
@@ -97,16 +98,16 @@ def table_path(folder: Path, table: str, number: int) -> Path:
 
 
 def table_files(folder: Path, table: str) -> dict[int, Path]:
-    """The files of a table by round, in order."""
-    paths = filter(Path.is_file, (folder / TABLES_FOLDER / table).glob("*"))
-    named = [(ROUND_FILE.fullmatch(path.name), path) for path in paths]
+    """The files of a table by round, in order; where one is read, it must be a plain file."""
+    entries = list_folder(folder / TABLES_FOLDER / table).items()
+    named = [(ROUND_FILE.fullmatch(path.name), path) for path, kind in entries if kind != FOLDER]
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
 def read_file(path: Path, table: str) -> Contents:
     """The columns of one file, see read_table, and metadata; ValueError for what is no table."""
     try:
-        return table_from(path.read_bytes(), TABLES[table])
+        return table_from(read_bytes(path), TABLES[table])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -121,7 +122,7 @@ def read_table(
     may be null, float64 with NaN, and None among texts. No rows where there are no files. Raises
     ValueError for what is no such table.
     """
-    files = table_files(Path(folder), table)
+    files = table_files(Path(folder).resolve(), table)
     paths = [path for number, path in files.items() if rounds is None or number in rounds]
     parts = [read_file(path, table).values for path in paths]
     return {

@@ -19,13 +19,14 @@ from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.system.errors import UserError
 from esper_soa.system.files import LOGGER, WriteErrors, write_text
 from esper_soa.system.json_lines import Json
+from esper_soa.system.plain_files import read_text
+from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop.callbacks import Callback, RunView
 
 TRACKERS_PACKAGE = "esper_soa.lab.telemetry.trackers"
 MAX_WAITING_ROUNDS = 64  # rounds that may wait for a tracker
 # seconds that a run waits at its end for all trackers together
 PATIENCE_SECONDS = 30.0
-STATE_FILE = "trackers.json"  # in the run folder
 # The number of a round, from 1, and its numbers; round 0 ends the run.
 Line: TypeAlias = tuple[int, Mapping[str, float]]
 
@@ -58,14 +59,14 @@ class TrackerState:
 
     def __init__(self, folder: Path, resumed: bool, write_errors: WriteErrors) -> None:
         """resumed: whether the run is; one that starts afresh is a new one to all trackers."""
-        self._path = folder / STATE_FILE
+        self._path = RunFolder(folder).trackers
         self._write_errors = write_errors
         self._lock = threading.Lock()
         self.known = read_state(self._path) if resumed else {}
 
     def save(self, name: str, known: tuple[str, int]) -> None:
         """Save what the tracker `name` knows now."""
-        with self._lock, self._write_errors.attempt(STATE_FILE):
+        with self._lock, self._write_errors.attempt(self._path.name):
             self.known[name] = known
             record = {name: {"id": id_, "round": last} for name, (id_, last) in self.known.items()}
             write_text(self._path, json.dumps(record, indent=2) + "\n")
@@ -74,7 +75,7 @@ class TrackerState:
 def read_state(path: Path) -> dict[str, tuple[str, int]]:
     """The id and the last round by tracker; raises UserError where the file is not ours."""
     try:
-        state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        state = json.loads(read_text(path)) if path.exists() else {}
         return {name: (str(entry["id"]), int(entry["round"])) for name, entry in state.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"cannot be read ({error}). Without it, trackers begin new runs"

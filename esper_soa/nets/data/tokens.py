@@ -12,7 +12,7 @@ import numpy as np
 
 from esper_soa.system.caches import FolderError, cache_folder, open_folder
 from esper_soa.system.errors import DataError, SettingError, one_line
-from esper_soa.system.files import replacing
+from esper_soa.system.plain_files import remove, replacing
 
 STORIES_NAME = "roneneldan/TinyStories"
 SEAL_NUMBERS = 8  # int32 before the tokens of a file: their sha256
@@ -60,16 +60,17 @@ def stories() -> Path:
         except Exception as error:  # noqa: BLE001 (whatever is between here and the hub)
             reason = f"cannot be had from the internet ({one_line(error)})"
             raise DataError(f"data.name=tinystories: {STORIES_NAME} {reason}") from error
-        with replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
-            file.writelines(f"{text.strip()}\n\n" for text in texts)
+        with replacing(path.resolve()) as draft:
+            draft.writelines(f"{text.strip()}\n\n".encode() for text in texts)
     return path
 
 
 def _write(path: Path, made: np.ndarray) -> None:
     try:
-        with replacing(path) as draft, draft.open("wb") as file:
-            file.write(hashlib.sha256(made.data).digest())
-            made.tofile(file)
+        remove(path)  # whatever is there is none of its tokens
+        with replacing(path) as draft:
+            draft.write(hashlib.sha256(made.data).digest())
+            made.tofile(draft)
     except OSError as error:
         raise DataError(f"{path}: tokens cannot be kept ({error.strerror})") from error
 
@@ -88,7 +89,7 @@ def _folder() -> Path:
         open_folder(path)
     except FolderError as error:
         raise DataError(f"tokens cannot be kept: {error}") from error
-    return path
+    return path.resolve()
 
 
 def _kept(path: Path, count: int) -> np.ndarray | None:

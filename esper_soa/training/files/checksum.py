@@ -7,11 +7,11 @@ bit anywhere is found. Needs no torch.
 import hashlib
 import os
 import re
-import stat
 from pathlib import Path
 
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import reason_of, write_bytes
+from esper_soa.system.plain_files import open_plain
 
 # 3: the policy's weights are shared by all slots; in 2 their shapes went by the number of slots.
 SEAL_VERSION = 3
@@ -34,9 +34,7 @@ def read_sealed(path: Path) -> bytes:
     """The content of the file `path`; raises CheckpointError where its seal does not fit."""
     name = f"checkpoint {one_line(path)}"
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise CheckpointError(f"{name}: not a file")
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             end = file.seek(max(0, file.seek(0, os.SEEK_END) - SEAL_BYTES))
             seal = SEAL_LINE.search(file.read())
             if seal is None:

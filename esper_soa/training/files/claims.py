@@ -2,17 +2,14 @@
 
 import fcntl
 import os
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from esper_soa.system.errors import UserError
 from esper_soa.system.files import IncompleteError
+from esper_soa.system.plain_files import FOLDER, drop_drafts, list_folder, open_plain
 from esper_soa.training.files.run_folder import RunFolder, unwritable
-
-# Names of files that a killed process leaves half written.
-LEFTOVER_FILE = re.compile(r"[a-z]+(_\d{6,18})?\.[a-z]+\.\d+\.tmp")
 
 
 class Claim:
@@ -21,11 +18,14 @@ class Claim:
     def __init__(self, folder: Path, shared: bool = False) -> None:
         """Lock the folder; shared: together with the process that started this one.
 
-        Raises BlockingIOError where another run has locked it, OSError where it cannot be written.
+        Raises BlockingIOError where another run has locked it, OSError where it cannot be written,
+        and NotPlainError for links, pipes and devices among what a run writes.
         """
-        self._path = folder / ".lock"
-        self._file = self._path.open("a")
+        run_folder = RunFolder(folder)
+        self._path = run_folder.lock
+        self._file = os.fdopen(open_plain(self._path, os.O_WRONLY | os.O_CREAT), "wb")
         try:
+            run_folder.check_plain()
             if not shared:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -58,14 +58,16 @@ def lock_folder(folder: RunFolder, shared: bool = False) -> Iterator[Claim]:
     except OSError as error:
         raise unwritable(folder.path, "run_dir", error) from error
     try:
-        _drop_leftovers(folder)
+        drop_leftovers(folder)
         yield claim
     finally:
-        _drop_leftovers(folder)
+        drop_leftovers(folder)
         claim.release()
 
 
-def _drop_leftovers(folder: RunFolder) -> None:
-    for path in folder.path.rglob("*.tmp"):
-        if LEFTOVER_FILE.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+def drop_leftovers(folder: RunFolder) -> None:
+    """Delete what processes that are gone have left half written in the folder of a run or task."""
+    with suppress(OSError):
+        tables = [path for path, kind in list_folder(folder.tables).items() if kind == FOLDER]
+        for place in (folder.path, folder.networks, folder.hydra, *tables):
+            drop_drafts(place)

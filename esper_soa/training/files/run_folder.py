@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,12 +15,17 @@ from esper_soa.config.paths import user_path
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, write_json
+from esper_soa.system.plain_files import FILE, FOLDER, OTHER, find_not_plain, list_folder, refusal
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checksum import CheckpointError, find_damage
 
 RESULT_FILES = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
 NUMBERED_FILE = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
 TIME_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
+# Names in the folder of a run or sweep that are no field of RunFolder, and to which some library
+# writes; in the folders of two of them the library itself makes links.
+LIBRARY_NAMES = ("mlflow.db", "multirun.yaml", "study.log", "tensorboard", "trace.json")
+LINKING_NAMES = ("wandb", ".submitit")
 RUNS_FOLDER = Path("runs")  # where folders are made for which no place is given
 
 
@@ -43,6 +48,14 @@ class RunFolder:
         self.tables = self.path / "telemetry"  # the folder of recorded env-steps
         self.report = self.path / "report.html"  # the page that shows the run
         self.log = self.path / "log.txt"  # lines of the console, with times
+        self.lock = self.path / ".lock"  # the claim of a process that writes
+        self.hydra = self.path / ".hydra"  # the folder of Hydra's records, as its tools expect them
+        self.trackers = self.path / "trackers.json"  # what each tracker has
+        self.evaluation_table = (
+            self.path / "evaluation.txt"
+        )  # the table of an evaluation, as on the console
+        self.sweep_table = self.path / "sweep.json"  # the table of a sweep's jobs
+        self.jobs = self.path / ".jobs"  # the folder of the records of a sweep's jobs
 
     def network(self, kind: str, number: int) -> Path:
         """The best host so far, or all hosts (`kind` best, hosts), of round `number`, from 1."""
@@ -50,7 +63,8 @@ class RunFolder:
 
     def network_files(self, kind: str) -> list[Path]:
         """The files of networks of a kind, oldest first."""
-        return _numbered(self.networks, f"{kind}_*.safetensors")
+        paths = [path for path, kind in list_folder(self.networks).items() if kind == FILE]
+        return _numbered(paths, kind)
 
     def checkpoint(self, rounds: int) -> Path:
         """The checkpoint after `rounds` rounds."""
@@ -58,7 +72,23 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """The numbered checkpoints, oldest first."""
-        return _numbered(self.path, "checkpoint_*.pt")
+        return _numbered(list_folder(self.path), "checkpoint")
+
+    @property
+    def not_plain(self) -> list[Path]:
+        """Links, pipes and devices among the files and folders that are written here."""
+        known = {path.name for path in vars(self).values() if path != self.path}
+        known |= {*LIBRARY_NAMES, *LINKING_NAMES}
+        entries = list_folder(self.path)
+        ours = [path for path in entries if path.name in known or rounds_of(path) >= 0]
+        folders = [path for path in ours if entries[path] == FOLDER]
+        inside = find_not_plain([path for path in folders if path.name not in LINKING_NAMES])
+        return [*(path for path in ours if entries[path] == OTHER), *inside]
+
+    def check_plain(self) -> None:
+        """Raise NotPlainError for the first of `not_plain`."""
+        for path in self.not_plain[:1]:
+            raise refusal(path, path.lstat().st_mode)
 
 
 def rounds_of(path: Path) -> int:
@@ -67,8 +97,9 @@ def rounds_of(path: Path) -> int:
     return int(match[1] or match[2]) if match else -1
 
 
-def _numbered(folder: Path, pattern: str) -> list[Path]:
-    return sorted((path for path in folder.glob(pattern) if rounds_of(path) >= 0), key=rounds_of)
+def _numbered(paths: Iterable[Path], kind: str) -> list[Path]:
+    numbered = (path for path in paths if path.name.startswith(f"{kind}_") and rounds_of(path) >= 0)
+    return sorted(numbered, key=rounds_of)
 
 
 def find_checkpoint(path_text: str, setting: str) -> Path:
@@ -78,7 +109,7 @@ def find_checkpoint(path_text: str, setting: str) -> Path:
     path = user_path(setting, path_text)
     label = f"{setting}={one_line(path_text)}"
     if path.is_dir():
-        checkpoints = RunFolder(path).checkpoints()
+        checkpoints = RunFolder(path.resolve()).checkpoints()
         if not checkpoints:
             remedy = "Give a checkpoint or a run folder"
             raise UserError(f"{label}: there is no checkpoint in this folder. {remedy}")
@@ -166,6 +197,9 @@ def writable(path: Path, setting: str) -> RunFolder:
 
 
 def unwritable(path: Path, setting: str, error: OSError) -> UserError:
+    """The refusal of a run in the folder `path`, for which the setting stands."""
+    if isinstance(error, UserError):
+        return error
     reason = f"cannot be written ({reason_of(error)})"
     return UserError(f"{setting}={path}: {reason}. Choose another with run_dir=...")
 

@@ -18,8 +18,9 @@ from rich.console import Console
 from esper_soa.system.console import null_stream, safe_stream
 from esper_soa.system.errors import PrunedError, RankLostError, UserError
 from esper_soa.system.files import LOGGER, IncompleteError, LineFile, WriteErrors, reason_of
+from esper_soa.system.plain_files import make_folder
 from esper_soa.system.signals import Interrupted, Requests
-from esper_soa.training.files.claims import Claim, lock_folder
+from esper_soa.training.files.claims import Claim, drop_leftovers, lock_folder
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.results.progress import ON_CONSOLE, say
 
@@ -73,11 +74,15 @@ class Session:
         self._begun = folder.log.exists()
 
     def within(self, name: str) -> "Session":
-        """The part `name` of the same work, in a folder below, which is made."""
+        """The part `name` of the same work, in a folder below, which is made; UserError for a link
+        in its place or in it.
+        """
         part = copy(self)
         part.part = name
         part.folder = RunFolder(self.folder.path / name)
-        part.folder.path.mkdir(exist_ok=True)
+        make_folder(part.folder.path)
+        part.folder.check_plain()
+        drop_leftovers(part.folder)
         part.write_errors = self.write_errors.within(name)
         return part
 

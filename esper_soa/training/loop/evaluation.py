@@ -39,7 +39,6 @@ from esper_soa.training.results.statistics import Interval, difference_interval,
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that
 # training met.
 FRESH_SEEDS = 2**31
-TABLE_FILE = "evaluation.txt"  # the table as it is on the console
 TABLE_COLUMNS = {  # fields of Scores: titles, and how the numbers are written
     "test_accuracy": ("test (%)", ".2f"),
     "validation_accuracy": ("validation (%)", ".2f"),
@@ -196,8 +195,8 @@ def evaluate_task(
     text = f"{title}, {confidence}\n{as_text(verdict_table(verdicts))}"
     with session.write_errors.attempt(session.folder.evaluation.name):
         write_results(session.folder.evaluation, facts, scores, found=verdicts)
-    with session.write_errors.attempt(TABLE_FILE):
-        write_text(session.folder.path / TABLE_FILE, text)
+    with session.write_errors.attempt(session.folder.evaluation_table.name):
+        write_text(session.folder.evaluation_table, text)
     show(session.console, text)
     return verdicts
 

@@ -20,6 +20,7 @@ from esper_soa.nets.data.batches import BatchSource
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import LOGGER, reason_of
 from esper_soa.system.json_lines import keep_rounds
+from esper_soa.system.plain_files import read_text, remove
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checkpoint import CheckpointError, mismatch
 from esper_soa.training.files.run_folder import RunFolder, rounds_of
@@ -108,7 +109,7 @@ def version_changes(checkpoint_run: SavedRun, folder: RunFolder, engine: str) ->
         if before.get(name) != version
     ]
     try:
-        engine_before = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
+        engine_before = json.loads(read_text(folder.versions))["kernels"]["engine"]
     except (OSError, ValueError, KeyError, TypeError):
         return texts  # nothing says which it was
     if engine_before != engine:
@@ -122,6 +123,8 @@ def version_changes(checkpoint_run: SavedRun, folder: RunFolder, engine: str) ->
 def _writing(folder: RunFolder) -> Iterator[None]:
     try:
         yield
+    except UserError:
+        raise
     except OSError as error:
         problem = f"cannot be written ({reason_of(error)}). Make room there"
         raise UserError(f"resume: {folder.path} {problem}") from error
@@ -132,7 +135,7 @@ def drop_checkpoints(folder: RunFolder, rounds: int) -> None:
     with _writing(folder):
         for path in folder.checkpoints():
             if rounds_of(path) > rounds:
-                path.unlink(missing_ok=True)
+                remove(path)
                 LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", path.name)
 
 

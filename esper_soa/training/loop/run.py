@@ -12,6 +12,7 @@ from statistics import fmean
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
+from esper_soa.system.plain_files import remove
 from esper_soa.system.signals import STOP_SIGNALS, Interrupted
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checkpoint import save_checkpoint
@@ -189,7 +190,7 @@ class Run:
             save_checkpoint(self.folder.checkpoint(self.rounds_held), self.content)
             self.saved = self.rounds_held
             for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
-                old.unlink(missing_ok=True)
+                remove(old)
             oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
             for task in self.tasks.values():
                 task.files.remove_old_networks(oldest)

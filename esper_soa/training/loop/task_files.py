@@ -19,13 +19,14 @@ from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost
-from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
+from esper_soa.grown.module_files import ModuleFileError, load, save_hosts, write_module
 from esper_soa.grown.networks import add_test_accuracy, export_hosts
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.device import device_name
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.system.files import DELETED_REASON, LOGGER, LineFile
 from esper_soa.system.json_lines import Json, json_line
+from esper_soa.system.plain_files import make_folder, remove
 from esper_soa.training.files import run_folder
 from esper_soa.training.files.session import Session
 from esper_soa.training.loop import resume
@@ -74,7 +75,7 @@ class TaskFiles:
         for kind in ("best", "hosts"):
             for path in self.folder.network_files(kind):
                 if run_folder.rounds_of(path) > rounds:
-                    path.unlink(missing_ok=True)
+                    remove(path)
         for path in reversed(self.folder.network_files("best")):
             try:
                 return load(path).spec
@@ -138,7 +139,9 @@ class TaskFiles:
                 self._unsaved = first
         if self._unsaved is not None and self.ranks.first:
             with self.write_errors.attempt(BEST_HOST_FILE):
-                save(self._unsaved.network(), self._path("best", self._unsaved.spec["round"]))
+                write_module(
+                    self._unsaved.network(), self._path("best", self._unsaved.spec["round"])
+                )
                 self._unsaved = None
 
     def save_hosts(self, states: HostStates, number: int) -> None:
@@ -157,7 +160,7 @@ class TaskFiles:
         return export_hosts(self.world, states, number, envs=here, chosen_by=chosen_by)
 
     def _path(self, kind: str, number: int) -> Path:
-        self.folder.networks.mkdir(exist_ok=True)
+        make_folder(self.folder.networks)
         return self.folder.network(kind, number)
 
     def remove_old_networks(self, oldest: int) -> None:
@@ -165,7 +168,7 @@ class TaskFiles:
         for kind in ("best", "hosts"):
             files = self.folder.network_files(kind)
             for path in [path for path in files if run_folder.rounds_of(path) <= oldest][:-1]:
-                path.unlink(missing_ok=True)
+                remove(path)
 
     def measure_best(self) -> None:
         """Put the test accuracy of the run's best host into its file, once all rounds are done."""
@@ -174,7 +177,7 @@ class TaskFiles:
                 net = load(path)
                 if isinstance(net, GrownNetwork):
                     add_test_accuracy(net, self.world.data)
-                    save(net, path)
+                    write_module(net, path)
 
     def close(self) -> None:
         """Close what is open, once all rounds are played."""

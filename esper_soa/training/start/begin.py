@@ -110,17 +110,17 @@ def resume_start(resume: str, run_dir: str, name: str) -> RunStart:
     runs/`name` that has any; where there is none it starts afresh. A damaged checkpoint is passed
     over (see `damaged_newer`). Raises UserError where there is nothing to resume from.
     """
-    requested = user_path("run_dir", run_dir)
+    requested = user_path("run_dir", run_dir).resolve()
     if resume != "auto":
         path = run_folder.find_checkpoint(resume, "resume")
-        if run_dir and requested.resolve() != path.parent:
+        if run_dir and requested != path.parent:
             problem = f"a resumed run goes on in the folder of its checkpoint, {path.parent}"
             raise UserError(f"run_dir={one_line(run_dir)}: {problem}. Leave run_dir out.")
         return RunStart(run_folder.writable(path.parent, "resume"), path)
     for folder in (
         [requested] if run_dir else run_folder.dated_folders(run_folder.RUNS_FOLDER / name)
     ):
-        checkpoints = run_folder.RunFolder(folder).checkpoints()
+        checkpoints = run_folder.RunFolder(folder.resolve()).checkpoints()
         if checkpoints:
             claimed = run_folder.writable(folder, "run_dir")
             return RunStart(claimed, run_folder.newest_undamaged(checkpoints, "resume=auto"))

@@ -17,6 +17,7 @@ from esper_soa.config.settings import EvaluateConfig, evaluation_from
 from esper_soa.system.console import exit_with
 from esper_soa.system.errors import UserError
 from esper_soa.system.files import write_text
+from esper_soa.system.plain_files import make_folder
 from esper_soa.system.signals import torch_import_guard
 from esper_soa.training.files.run_folder import (
     RunFolder,
@@ -34,8 +35,6 @@ from esper_soa.training.start.begin import (
 
 if TYPE_CHECKING:
     from esper_soa.training.loop.callbacks import Callback as TrainCallback
-
-HYDRA_FOLDER = ".hydra"  # Hydra's records of a job, under the names that its tools expect
 
 
 class RunCallback(Callback):
@@ -71,7 +70,7 @@ def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float
 
     callbacks: of a training. Returns its final validation accuracy (percent). Raises KNOWN_ERRORS.
     """
-    folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
+    folder = job_folder()
     overrides = list(HydraConfig.get().overrides.task)
     if OmegaConf.get_type(composed) is EvaluateConfig:
         evaluation = evaluation_from(composed)
@@ -99,15 +98,25 @@ def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float
         return train_in_session(opened, settings, checkpoint, callbacks=callbacks)
 
 
+def job_folder() -> RunFolder:
+    """The folder of the job that Hydra has begun. In a sweep's, no link leads to it."""
+    hydra = HydraConfig.get()
+    place = Path(hydra.runtime.output_dir)
+    sweep = Path(hydra.sweep.dir)
+    if place.is_relative_to(sweep):
+        return RunFolder(sweep.resolve() / place.relative_to(sweep))
+    return RunFolder(place.resolve())
+
+
 def _keep_hydra_records(session: Session, composed: DictConfig, overrides: Sequence[str]) -> None:
     """Write the records that Hydra would have written before the folder is claimed."""
-    folder = session.folder.path / HYDRA_FOLDER
+    folder = session.folder.hydra
     records = {
         "config.yaml": composed,
         "hydra.yaml": OmegaConf.create({"hydra": HydraConfig.get()}),
         "overrides.yaml": OmegaConf.create(list(overrides)),
     }
-    with session.write_errors.attempt(HYDRA_FOLDER):
-        folder.mkdir(exist_ok=True)
+    with session.write_errors.attempt(folder.name):
+        make_folder(folder)
         for name, record in records.items():
             write_text(folder / name, OmegaConf.to_yaml(record))

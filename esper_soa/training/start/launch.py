@@ -32,6 +32,7 @@ from esper_soa.runtime.ranks import RANK_TIMEOUT, RankGroup, keep_to_cores
 from esper_soa.system.console import KNOWN_ERRORS, safe_streams
 from esper_soa.system.errors import RankLostError, SettingError, UserError, check, one_line
 from esper_soa.system.files import LOGGER, write_text
+from esper_soa.system.plain_files import read_text
 from esper_soa.system.signals import (
     SAVE_SIGNAL,
     STOP_SIGNALS,
@@ -76,7 +77,8 @@ def train_in_session(
     if cfg.ranks == 1:
         return final_accuracy(run_in_session(session, cfg, checkpoint, callbacks=callbacks))
     check_devices(cfg.device, cfg.ranks, here=cfg.ranks)
-    with TemporaryDirectory(prefix="esper_ranks_") as scratch:
+    with TemporaryDirectory(prefix="esper_ranks_") as temporary:
+        scratch = Path(temporary).resolve()
         job = {
             "launcher": os.getpid(),
             "folder": str(session.folder.path),
@@ -85,9 +87,9 @@ def train_in_session(
             "settings": settings_yaml(cfg),
             "verbose": session.verbose,
         }
-        write_text(Path(scratch, "job.json"), json.dumps(job))
-        _launch(session.folder, Path(scratch), cfg.ranks, restarts=cfg.restarts, rounds=cfg.rounds)
-    written = json.loads(session.folder.summary.read_text(encoding="utf-8"))
+        write_text(scratch / "job.json", json.dumps(job))
+        _launch(session.folder, scratch, cfg.ranks, restarts=cfg.restarts, rounds=cfg.rounds)
+    written = json.loads(read_text(session.folder.summary))
     return float(written["grown"]["validation_accuracy"])
 
 

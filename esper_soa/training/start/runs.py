@@ -4,6 +4,7 @@ A run is its folder: one from another machine, or one in progress, can be opened
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.nets import blueprint_names
-from esper_soa.config.registry import name_in
+from esper_soa.config.ranges import env_words
+from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
 from esper_soa.grown.module_files import load
 from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
@@ -31,6 +33,7 @@ from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.system.errors import UserError, check, check_choice, one_line
+from esper_soa.system.plain_files import FILE, list_folder, read_text
 from esper_soa.system.signals import Interrupted
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.run_folder import RunFolder, find_checkpoint
@@ -44,6 +47,7 @@ from esper_soa.training.start.launch import train_in_session
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+TABLE_FILES = "round_*.parquet"
 DATA_SPLITS = ("train", "validation", "test")
 
 
@@ -76,7 +80,8 @@ class RecordedRun:
         Raises UserError where pandas is not installed, or the run has written no such table
         (telemetry.level=off or rounds).
         """
-        files = sorted(self.path.glob("telemetry/steps/round_*.parquet"))
+        entries = list_folder(self.folder.tables / "steps")
+        files = [path for path in entries if entries[path] == FILE and path.match(TABLE_FILES)]
         if not files:
             self._check_one_task()
             reason = "the run had telemetry.level=off or rounds, or no round is done"
@@ -90,7 +95,7 @@ class RecordedRun:
     @cached_property
     def settings(self) -> TrainConfig:
         """The settings of the run."""
-        return settings_from_yaml(self.folder.config.read_text(encoding="utf-8"))
+        return settings_from_yaml(read_text(self.folder.config))
 
     @cached_property
     def _source(self) -> BatchSource:
@@ -151,7 +156,8 @@ class RecordedRun:
         env: "best", the host with the highest validation accuracy that a round of the run has ended
         with, then with the fewest parameters; or the number of a host of the last round. Its `spec`
         has its accuracy on the test images, measured here, where the images of the run are here.
-        Raises UserError where it is not there.
+        Raises UserError where it is not there. Nothing is imported: images of a data set of your
+        own are here where its module is.
         """
         number = None if isinstance(env, str) else env
         known = number is not None or env == "best"
@@ -167,7 +173,9 @@ class RecordedRun:
         if not isinstance(net, GrownNetwork):
             raise UserError(f"{files[-1]}: holds no network")
         with suppress(UserError):
-            add_test_accuracy(net, self._source)
+            names = filter(is_reference, env_words(self.settings.data.name))
+            if all(name.partition(":")[0] in sys.modules for name in names):
+                add_test_accuracy(net, self._source)
         return net
 
     @property
@@ -217,8 +225,8 @@ class RecordedRun:
 
     def _text(self, path: Path, otherwise: str = "") -> str:
         """The records of the file; without it nothing, or UserError with the reason `otherwise`."""
-        if path.exists():
-            return path.read_text(encoding="utf-8")
+        with suppress(FileNotFoundError):
+            return read_text(path)
         self._check_one_task()
         if otherwise:
             raise UserError(f"{self.path}: there is no {path.name}: {otherwise}")

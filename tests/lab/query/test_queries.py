@@ -342,11 +342,12 @@ def test_a_file_that_was_cut_off_is_left_out_and_named(
     whole = table_files(run, "steps")[1]
     cut = whole.with_name("round_000002.parquet")
     cut.write_bytes(whole.read_bytes()[:-9])
-    os.mkfifo(whole.with_name("round_000003.parquet"))
+    pipe = whole.with_name("round_000003.parquet")
+    os.mkfifo(pipe)
     foreign = whole.with_name("round_000004.parquet")
     foreign.write_bytes(b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1")
     assert open_database([run]).sql("select count(*) from steps").fetchall() == [(12,)]
-    told = [f"query    without {path}: " for path in (cut, foreign)]
+    told = [f"query    without {path}: " for path in (pipe, cut, foreign)]
     found = zip(caplog.messages, told, strict=True)
     assert all(one.startswith(words) for one, words in found)
     assert "\n" not in "".join(caplog.messages)
@@ -358,17 +359,25 @@ def test_a_file_that_was_cut_off_is_left_out_and_named(
         "select * from read_text('{outside}')",
         "copy (select 1) to '{outside}'",
         "attach '{outside}' as other",
+        "copy (select 1) to '.tmp/there'",
+        "select * from read_text('{run}/link')",
         "set enable_external_access = true",
         "set threads = 1",
         "set log_query_path = '{outside}'",
     ],
 )
-def test_sql_reads_and_writes_in_the_folders_of_the_runs_alone(tmp_path: Path, sql: str) -> None:
+def test_sql_reads_and_writes_in_the_folders_of_the_runs_alone(
+    tmp_path: Path, sql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = some_run(tmp_path / "run", 1)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".tmp").mkdir()
     outside = tmp_path / "run2.txt"
     outside.write_text("not of a run")
+    if "link" in sql:
+        (run / "link").symlink_to(outside)
     with pytest.raises(QueryError):
-        open_database([run]).execute(sql.format(outside=outside)).fetchall()
+        open_database([run]).execute(sql.format(outside=outside, run=run)).fetchall()
     assert outside.read_text() == "not of a run"
 
 

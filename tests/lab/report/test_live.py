@@ -74,7 +74,15 @@ def test_it_is_on_the_loopback_alone_and_other_names_are_refused(server: Server)
     assert server.server_address[0] == "127.0.0.1"
     refused = (403, "this address is 127.0.0.1 alone")
     assert asked(server, "/", host="evil.example") == refused
+    assert asked(server, "/", host="127.0.0.1@evil.example") == refused
     assert asked(server, "/", host="localhost:1")[0] == 200
+    for first, second in ((HOST, "evil.example"), (HOST, HOST)):
+        connection = HTTPConnection(HOST, server.server_address[1], timeout=30)
+        connection.putrequest("GET", "/", skip_host=True)
+        connection.putheader("Host", first)
+        connection.putheader("Host", second)
+        connection.endheaders()
+        assert connection.getresponse().status == 403
 
 
 def test_nothing_can_be_written_and_no_other_file_read(server: Server, run: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry import tracking as module
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.lab.telemetry.tracking import STATE_FILE, TrackedRun, Tracker, TrackerState, Tracking
+from esper_soa.lab.telemetry.tracking import TrackedRun, Tracker, TrackerState, Tracking
 from esper_soa.system.errors import UserError
 from esper_soa.system.files import WriteErrors
 from esper_soa.training.files.run_folder import RunFolder
@@ -222,7 +222,7 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
     cfg = replace(SHORT, track=["wandb"], checkpoint_keep=5)
     assert sinks[0].tracked == TrackedRun(tmp_path, cfg.name, flat_settings(asdict(cfg)))
     known = json.dumps({"sink": {"id": "new", "round": 4}}, indent=2)
-    assert (tmp_path / STATE_FILE).read_text() == f"{known}\n"
+    assert RunFolder(tmp_path).trackers.read_text() == f"{known}\n"
 
 
 def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path) -> None:
@@ -234,10 +234,10 @@ def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path)
     )
     texts = ("no JSON", "[1]", '{"x": {"id": "x"}}', '{"x": {"id": "x", "round": "y"}}', "")
     for text in texts:
-        (tmp_path / STATE_FILE).write_text(text)
+        RunFolder(tmp_path).trackers.write_text(text)
         if not text:
-            (tmp_path / STATE_FILE).unlink()
-            (tmp_path / STATE_FILE).mkdir()
+            RunFolder(tmp_path).trackers.unlink()
+            RunFolder(tmp_path).trackers.mkdir()
         with pytest.raises(UserError, match=told):
             TrackerState(tmp_path, True, WriteErrors())
     unwritten = WriteErrors()

@@ -46,9 +46,9 @@ def test_file_and_folder_are_on_the_disk_before_and_after_the_new_name_counts(
         calls.append("folder" if stat.S_ISDIR(status.st_mode) else f"file of {status.st_size}")
         fsync(handle)
 
-    def noted_replace(one: Path, other: Path) -> None:
-        calls.append(f"rename to {Path(other).name}")
-        replace(one, other)
+    def noted_replace(one: str, other: str, **folders: int) -> None:
+        calls.append(f"rename to {other}")
+        replace(one, other, **folders)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)

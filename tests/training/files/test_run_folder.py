@@ -86,10 +86,12 @@ def test_files_are_numbered_by_their_round(name: str, rounds: int) -> None:
 
 
 def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path: Path) -> None:
-    left = ("checkpoint_000001.pt.12.tmp", "networks/best_000001.safetensors.7.tmp")
-    left += ("summary.json.123.tmp",)
-    mine = ("a.tmp", "Notes.txt.1.tmp", "summary.json.tmp", "checkpoint_000001.pt")
-    (tmp_path / "networks").mkdir()
+    draft = f".esper_soa-{'0f' * 8}.tmp"
+    left = (draft, f"networks/{draft}", f".hydra/{draft}", f"telemetry/steps/{draft}")
+    mine = ("a.tmp", "summary.json.123.tmp", "networks/data.csv.7.tmp", "checkpoint_000001.pt")
+    mine += (f"other/{draft}", f"{draft}.tmp", f"networks/other/{draft}")
+    for folder in ("networks/other", ".hydra", "telemetry/steps", "other"):
+        (tmp_path / folder).mkdir(parents=True)
     for name in (*left, *mine):
         (tmp_path / name).touch()
     with lock_folder(RunFolder(tmp_path)) as claim:

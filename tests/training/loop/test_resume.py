@@ -254,7 +254,7 @@ def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew
     for name in ("metrics.jsonl", "episodes.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write('{"round":3,"env":0}\n{"round":4,"env')
-    (tmp_path / "checkpoint_000003.pt.123.tmp").write_bytes(b"half")
+    (tmp_path / f".esper_soa-{'0f' * 8}.tmp").write_bytes(b"half")
     resumed(settings(), tmp_path)
     assert_equal_runs(undisturbed, tmp_path)
     assert list(tmp_path.glob("*.tmp")) == []
