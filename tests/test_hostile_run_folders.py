@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from esper_soa.config.settings import EvaluateConfig, settings_yaml
@@ -194,7 +195,7 @@ def test_names_in_files_obey_the_rules_of_those_that_are_typed(
 ) -> None:
     run = shutil.copytree(played, tmp_path / "run")
     path = RunFolder(run).checkpoint(2)
-    content = load_checkpoint(path, "cpu")  # type: ignore[arg-type]
+    content = load_checkpoint(path, torch.device("cpu"))
     world = {name: content["settings"][name] for name in ("task", "data", "slots", "envs")}
     for name in ("../../x", "/x", "other"):
         content["settings"] |= {"tasks": [name, "tiny"], "worlds": {name: world, "tiny": world}}
