@@ -15,7 +15,7 @@ from esper_soa.config.paths import user_path
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, write_json
-from esper_soa.system.plain_files import FILE, FOLDER, OTHER, find_not_plain, list_folder, refusal
+from esper_soa.system.plain_files import FOLDER, OTHER, find_not_plain, list_folder, refusal
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checksum import CheckpointError, find_damage
 
@@ -24,7 +24,16 @@ NUMBERED_FILE = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,1
 TIME_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 # Names in the folder of a run or sweep that are no field of RunFolder, and to which some library
 # writes; in the folders of two of them the library itself makes links.
-LIBRARY_NAMES = ("mlflow.db", "multirun.yaml", "study.log", "tensorboard", "trace.json")
+LIBRARY_NAMES = (
+    "mlflow.db",
+    "mlflow.db-journal",
+    "mlflow.db-wal",
+    "mlflow.db-shm",
+    "multirun.yaml",
+    "study.log",
+    "tensorboard",
+    "trace.json",
+)
 LINKING_NAMES = ("wandb", ".submitit")
 RUNS_FOLDER = Path("runs")  # where folders are made for which no place is given
 
@@ -63,8 +72,7 @@ class RunFolder:
 
     def network_files(self, kind: str) -> list[Path]:
         """The files of networks of a kind, oldest first."""
-        paths = [path for path, kind in list_folder(self.networks).items() if kind == FILE]
-        return _numbered(paths, kind)
+        return _numbered(list_folder(self.networks), kind)
 
     def checkpoint(self, rounds: int) -> Path:
         """The checkpoint after `rounds` rounds."""
@@ -116,6 +124,8 @@ def find_checkpoint(path_text: str, setting: str) -> Path:
         return newest_undamaged(checkpoints, label)
     if not path.exists():
         raise UserError(f"{label}: there is no such file or folder")
+    if path.is_symlink() and (rounds_of(path) >= 0 or path.name in RESULT_FILES):
+        raise refusal(path, path.lstat().st_mode)  # a run goes on where its checkpoint is
     path = path.resolve()
     reason = find_damage(path)
     if reason is None:

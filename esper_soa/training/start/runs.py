@@ -4,6 +4,7 @@ A run is its folder: one from another machine, or one in progress, can be opened
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,7 +34,7 @@ from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.system.errors import UserError, check, check_choice, one_line
-from esper_soa.system.plain_files import FILE, list_folder, read_text
+from esper_soa.system.plain_files import FILE, list_folder, open_plain, read_text
 from esper_soa.system.signals import Interrupted
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.run_folder import RunFolder, find_checkpoint
@@ -169,6 +170,7 @@ class RecordedRun:
             available_text = "with every checkpoint and at the end of the last round"
             hint = "once a round is done" if number is None else available_text
             raise UserError(f"env={env}: {self.path} holds no such network; it is written {hint}")
+        os.close(open_plain(files[-1]))  # no link leads to it, which `load` would follow
         net = load(files[-1], number)
         if not isinstance(net, GrownNetwork):
             raise UserError(f"{files[-1]}: holds no network")
