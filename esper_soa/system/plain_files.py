@@ -9,7 +9,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -172,7 +171,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def _begin_draft(folder: int) -> tuple[str, int]:
     """The name and a handle of a new file in the folder, locked while its process is there."""
     while True:
-        name = f".esper_soa-{secrets.token_hex(8)}.tmp"
+        name = f".esper_soa-{os.urandom(8).hex()}.tmp"
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
         with suppress(OSError):  # of a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)
