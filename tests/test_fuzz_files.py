@@ -10,9 +10,11 @@ import io
 import json
 import math
 import os
+import re
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from esper_soa import images
 from esper_soa.agent.controller import Controller, controller_spec
@@ -51,6 +54,7 @@ from tests.builders.report_runs import PROGRAM, line, make_run, summary, write_r
 COUNTS = [100, pytest.param(2000, marks=pytest.mark.slow)]
 MOST_MEMORY = 600_000  # kB by which this process may grow, most of it once
 CPU = torch.device("cpu")
+MOST_OF_A_FILE = 400_000  # kB of a report of a run with one file of a stranger's
 Edit: TypeAlias = tuple[int, int, bytes]
 
 # Where bytes go, how many, and what comes in their place.
@@ -305,8 +309,7 @@ def test_parquet_files(count: int) -> None:
 
     def check(edits: list[Edit], changes: list) -> None:
         path.write_bytes(edited(whole, edits))
-        with suppress(ValueError):
-            read_file(path, "steps")
+        reads(lambda: read_file(path, "steps"), DataError)
 
     fuzz(count, check)
 
@@ -340,6 +343,48 @@ def test_lines_of_json_and_the_report_of_their_run(count: int) -> None:
         keep_rounds(run / "metrics.jsonl", 1)
 
     fuzz(count, check)
+
+
+EMPTIES = "{}," * 330_000
+MANY = 200_000  # rows
+
+
+def _same_rows(run: Path, table: str) -> None:
+    """A table of a file of some 50 KB: as many rows of the same as take 1 GB as they were."""
+    write_round(run, 1, envs=2, steps=6)
+    path = table_files(run, table)[1]
+    first = parquet.read_table(path).slice(0, 1)
+    parquet.write_table(first.take(np.zeros(MANY, int)), path, compression="zstd")
+
+
+BOMBS: dict[str, Callable[[Path], object]] = {
+    "rows of steps": lambda run: _same_rows(run, "steps"),
+    "rows of slots": lambda run: _same_rows(run, "slots"),
+    "rows of events": lambda run: _same_rows(run, "events"),
+    "values of a round": lambda run: (run / "metrics.jsonl").write_text(
+        f'{{"round": 1, "x": [{EMPTIES}1]}}\n' * 9
+    ),
+    "values of a summary": lambda run: (run / "summary.json").write_text(f"[{EMPTIES * 9}1]"),
+    "lists of settings": lambda run: (run / "config.yaml").write_text(f"rounds: [{EMPTIES}]"),
+    **{
+        f"nothing in {name}": lambda run, name=name: os.truncate(run / name, 2**31)
+        for name in ("overrides.txt", "versions.json", "episodes.jsonl")
+    },
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_file_of_a_run_takes_little_memory(bomb: str) -> None:
+    run = make_run(Path("run"), [line(1, 40.0)], ended=summary([50.0]))
+    BOMBS[bomb](run)
+    made = "from pathlib import Path; from esper_soa.lab.report.page import page_of; "
+    made += "from esper_soa.lab.report.run_files import read_run; "
+    made += "page_of([read_run(Path('run'))], ''); print(Path('/proc/self/status').read_text())"
+    done = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
+    most = re.search(r"VmHWM:\s*(\d+) kB", done.stdout)
+    assert most
+    assert int(most[1]) < MOST_OF_A_FILE, done.stderr
 
 
 DEEP = "[" * 50_000

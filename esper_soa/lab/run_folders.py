@@ -23,6 +23,8 @@ from esper_soa.system.plain_files import FOLDER, OTHER, list_folder, read_text
 from esper_soa.training.files.run_folder import RunFolder
 
 MAX_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
+# Letters of config.yaml: three tasks have 20,000. What YAML makes of them takes 1000 times as much.
+MAX_SETTINGS = 1 << 18
 COMPARISON_FILE = "compare.json"  # in the folder of a study by esper-compare
 # The numbers that studies compare, in percent points, with their titles.
 MEASURES = {"test_accuracy": "test accuracy", "net": "test accuracy less rent"}
@@ -69,6 +71,8 @@ def read_settings(path: Path) -> dict[str, object]:
     """The settings in config.yaml by dotted names; none where it is not there or cannot be read."""
     try:
         text = read_text(path)
+        if len(text) > MAX_SETTINGS:
+            return {}
         # We write no aliases, a few lines of which can stand for more than fits into memory.
         if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             return {}

@@ -1,15 +1,23 @@
 """User errors: each message names the setting, its value and what is allowed. No torch."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 MAX_VALUE_LENGTH = 200  # characters of a value in a message
+RUST_MODULE = "pyo3_runtime"  # of the exceptions that a panic of a library in Rust becomes
+
+
+def printable(text: str, kept: str = "\n") -> str:
+    """`text` with escapes, such as \\x1b, for what a terminal does not just show, but `kept`."""
+    shown = (sign if sign.isprintable() or sign in kept else repr(sign)[1:-1] for sign in text)
+    return "".join(shown)
 
 
 def one_line(value: object) -> str:
     """`value` in one line of printable characters, cut where it is long."""
-    text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(value))
+    text = printable(str(value), kept="")
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
 
 
@@ -51,6 +59,25 @@ class SettingError(UserError):
 
 class DataError(UserError):
     """A data file is missing, broken or not trusted."""
+
+
+@contextmanager
+def reading(file: object, error_class: type[UserError], allowed: str) -> Iterator[None]:
+    """Raise `error_class`, in one line, for whatever a library raises while `file` is read within.
+
+    allowed: what the file must be. Libraries document few of their errors, and those of Rust panic
+    with exceptions that are no Exception.
+    """
+    try:
+        yield
+    except error_class:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != RUST_MODULE:
+            raise
+        kind = "" if isinstance(error, UserError | ValueError) else f"{type(error).__name__}: "
+        reason = isinstance(error, OSError) and error.strerror or f"{kind}{single_line(error)}"
+        raise error_class(f"{one_line(file)}: must be {allowed} ({one_line(reason)})") from error
 
 
 class RunMemoryError(Exception):

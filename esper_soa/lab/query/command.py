@@ -9,7 +9,10 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from itertools import chain, count, islice
+from math import isfinite
 
 from rich import box
 from rich.console import Console
@@ -17,12 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from esper_soa.system.console import ending_with_status, parser
-from esper_soa.system.errors import UserError, check, check_choice
+from esper_soa.system.errors import UserError, check, check_choice, printable
+from esper_soa.system.json_lines import Json
 from esper_soa.system.signals import import_guard
 
 # Settings of the command with their defaults.
 SETTINGS = {"format": "table", "limit": "50", "files": "runs"}
 FORMATS = ("table", "csv", "json")
+ROWS_AT_ONCE = 1024
 HELP = """\
   RUN           one or more run folders, or folders that hold some, as a sweep does
   "select ..."  the question; without one, the views are listed with what they answer
@@ -68,44 +73,67 @@ def run_query(words: Sequence[str]) -> int:
         raise UserError(missing if error.name else str(error)) from error
     try:
         database = open_database(places, settings["files"] == "runs")
-        answer = database.execute(question) if asks else None
-        rows = answer.fetchall() if answer else []
+        if not asks:
+            views = [(name, view["question"]) for name, view in VIEWS.items()]
+            show(views, ("view", "question"), settings)
+            return 0
+        answer = database.execute(question)
+        check(answer is not None, "the question", question, allowed="a statement of SQL")
+        parts = iter(lambda: answer.fetchmany(ROWS_AT_ONCE), [])
+        columns = [column[0] for column in answer.description or ()]
+        show(chain.from_iterable(parts), columns, settings)
     except QueryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if not asks:
-        views = [(name, view["question"]) for name, view in VIEWS.items()]
-        show(views, ("view", "question"), settings)
-        return 0
-    check(answer is not None, "the question", question, allowed="a statement of SQL")
-    show(rows, [column[0] for column in (answer and answer.description) or ()], settings)
     return 0
 
 
 def show(
-    rows: Sequence[Sequence[object]], columns: Sequence[str], settings: dict[str, str]
+    rows: Iterable[Sequence[object]], columns: Sequence[str], settings: dict[str, str]
 ) -> None:
     """Print rows as the settings ask for it."""
+    rows = iter(rows)
     if settings["format"] == "csv":
-        csv.writer(sys.stdout).writerows([columns, *rows])
+        csv.writer(sys.stdout).writerows(chain([columns], rows))
         return
     if settings["format"] == "json":
+        names: list[str] = []
+        for name in columns:
+            others = (f"{name}_{number}" for number in count(2))
+            free = (other for other in others if other not in (*names, *columns))
+            names.append(next(free) if name in names else name)
         for row in rows:
-            print(json.dumps(dict(zip(columns, row, strict=True)), default=str))
+            record = {name: _json(value) for name, value in zip(names, row, strict=True)}
+            print(json.dumps(record, allow_nan=False))
         return
     table = Table(box=box.SIMPLE_HEAD)
     most = int(settings["limit"])
     for name in columns:
-        table.add_column(Text(name), overflow="fold")
-    for row in rows[:most]:
+        table.add_column(Text(printable(name)), overflow="fold")
+    for row in islice(rows, most):
         table.add_row(*(Text(_cell(value)) for value in row))
     Console().print(table)
-    if len(rows) > most:
-        print(f"{len(rows) - most} rows more: limit={len(rows)} shows all")
+    left = sum(1 for _ in rows)
+    if left:
+        print(f"{left} rows more: limit={most + left} shows all")
+
+
+def _json(value: object) -> Json:
+    """The value as JSON has it (RFC 8259): null for NaN and infinity, texts for other types."""
+    if isinstance(value, float | Decimal):
+        number = float(value)
+        return number if isfinite(number) else None
+    if isinstance(value, dict):
+        return {str(name): _json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(part) for part in value]
+    return value if value is None or isinstance(value, int | str) else str(value)
 
 
 def _cell(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else printable(str(value))
 
 
 if __name__ == "__main__":

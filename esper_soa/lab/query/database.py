@@ -16,7 +16,7 @@ from pyarrow import parquet
 from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_files
-from esper_soa.system.errors import one_line, single_line
+from esper_soa.system.errors import DataError, one_line, reading
 from esper_soa.system.files import LOGGER
 from esper_soa.training.files.run_folder import RunFolder
 
@@ -58,11 +58,9 @@ def open_database(
             run: [path for path in table_files(folder, table).values() if path not in links]
             for run, folder in runs.items()
         }
-        try:
-            database.execute(f"create view {table} as {_tables(parts_of, types)}")
-        except QueryError:  # one that is cut or foreign spoils all
-            parts_of = {run: list(_readable(paths)) for run, paths in parts_of.items()}
-            database.execute(f"create view {table} as {_tables(parts_of, types)}")
+        if not _create(database, table, parts_of, types=types):  # one that is foreign spoils all
+            parts_of = {run: list(_readable(paths, columns)) for run, paths in parts_of.items()}
+            _create(database, table, parts_of, types=types)
     for name, lines in DATABASE["lines"].items():
         types = lines["columns"]
         columns = ", ".join(f"{_text(column)}: {_text(kind)}" for column, kind in types.items())
@@ -102,13 +100,35 @@ def _path(path: Path) -> str:
     return _text("".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path)))
 
 
-def _readable(paths: Sequence[Path]) -> Iterator[Path]:
+def _create(
+    database: duckdb.DuckDBPyConnection,
+    table: str,
+    files: Mapping[str, Sequence[Path]],
+    types: Mapping[str, object],
+) -> bool:
+    """Make the view `table` of the files by run; returns whether its columns are of these types."""
+    try:
+        database.execute(f"create or replace view {table} as {_tables(files, types)}")
+    except QueryError:
+        return False
+    made = {name: kind for name, kind, *_ in database.execute(f"describe {table}").fetchall()}
+    return all(made[name] == str(kind) for name, kind in types.items())
+
+
+def _readable(paths: Sequence[Path], columns: pyarrow.Schema) -> Iterator[Path]:
+    """Those of the files that are tables with columns of our types, and none that we add."""
+    known = {column.name: column.type for column in columns}
     for path in paths:
         try:
-            parquet.read_metadata(path)
+            with reading(path, DataError, "a table of ours"):
+                for column in parquet.read_schema(path):
+                    if column.type != known.get(column.name.lower(), column.type):
+                        raise ValueError(f"{column.name} is {column.type}")
+                    if column.name not in known and column.name.lower() in ("run", *known):
+                        raise ValueError(f"it has a column {column.name}")
             yield path
-        except (pyarrow.ArrowException, OSError) as error:
-            LOGGER.warning("query    without %s: %s", path, single_line(error))
+        except DataError as error:
+            LOGGER.warning("query    without a file: %s", error)
 
 
 def _tables(files: Mapping[str, Sequence[Path]], types: Mapping[str, object]) -> str:

@@ -4,25 +4,41 @@ What is not there yet is no error: a report is of what has been written. What ca
 out, and said in a line of the log. Needs no torch.
 """
 
+import io
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
 
 from esper_soa.lab.run_folders import find_run_folders, read_settings
-from esper_soa.lab.telemetry.table_files import read_file, table_files
-from esper_soa.system.files import LOGGER, reason_of
-from esper_soa.system.plain_files import read_text
+from esper_soa.lab.telemetry.table_files import TABLES_FOLDER, read_columns, table_files
+from esper_soa.system.errors import DataError, check_data, one_line, reading
+from esper_soa.system.files import LOGGER
+from esper_soa.system.plain_files import open_plain
 from esper_soa.training.files.run_folder import RunFolder
 
 Record = dict[str, object]
 Cell: TypeAlias = None | int | float | str
 Row: TypeAlias = dict[str, Cell]
 Table: TypeAlias = dict[str, list[Cell]]  # columns of one length
+Columns: TypeAlias = dict[str, np.ndarray]  # of one length, as table_files.read_columns has them
+EPISODE_FIELDS = ("round", "shapley")  # that a report shows
 MAX_JSON_DEPTH = 32  # records and lists within each other; those of a run are 5 deep
+# The size of a file of one record, and of a line. The values that it can hold take some 25 times as
+# much memory.
+MAX_BYTES = 1 << 20
+MAX_SUMMARY_BYTES = 1 << 22  # that of 4096 hosts
+MAX_VALUES = 1 << 21  # in the records of metrics.jsonl: those of 8,000 rounds
+MAX_EPISODE_VALUES = 1 << 20  # in those of episodes.jsonl
+ROWS_AT_ONCE = 4096  # rows that are made of columns at a time
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,8 @@ class RunRecord:
     overrides: list[str] = field(default_factory=list)
     versions: Record = field(default_factory=dict)
     rounds: list[Record] = field(default_factory=list)  # lines of metrics.jsonl
-    episodes: list[Record] = field(default_factory=list)  # lines of episodes.jsonl
+    # lines of episodes.jsonl, with EPISODE_FIELDS
+    episodes: list[Record] = field(default_factory=list)
     summary: Record = field(default_factory=dict)  # empty where the run has not come to its end
     group: str = ""  # the label of its group, see groups.py
 
@@ -110,67 +127,113 @@ def read_run(path: Path, label: str = "") -> RunRecord:
         path,
         label or path.name,
         read_settings(folder.config),
-        overrides=_text(folder.overrides).splitlines(),
+        overrides=read_text(folder.overrides).splitlines(),
         versions=read_json(folder.versions),
-        rounds=read_lines(folder.metrics),
-        episodes=read_lines(folder.episodes),
-        summary=read_json(folder.summary),
+        rounds=read_lines(folder.metrics, MAX_VALUES),
+        episodes=read_lines(folder.episodes, MAX_EPISODE_VALUES, names=EPISODE_FIELDS),
+        summary=read_json(folder.summary, MAX_SUMMARY_BYTES),
     )
 
 
-def read_lines(path: Path) -> list[Record]:
-    """The records in a file of JSON lines."""
-    records = (_parsed(line, path) for line in _text(path).splitlines())
-    return [record for record in records if record]
+def read_lines(path: Path, most: int, names: Sequence[str] = ()) -> list[Record]:
+    """The records in a file of JSON lines, with the fields `names` alone where some are given; of
+    more values than `most` the last ones. Lines that cannot be read are counted in the log.
+    """
+    records = deque[tuple[Record, int]]()
+    values = dropped = 0
+    faults: list[str] = []
+    with _left_out(path), _opened(path) as file:
+        while line := file.readline(MAX_BYTES):
+            try:
+                record = _parsed(line, path)
+            except DataError as error:
+                faults.append(str(error) if not faults else "")
+                continue
+            record = {name: record[name] for name in names or record if name in record}
+            records.append((record, _num_values(record)))
+            values += records[-1][1]
+            while values > most:
+                values -= records.popleft()[1]
+                dropped += 1
+    if faults:
+        LOGGER.warning("report   without %d lines: %s", len(faults), faults[0])
+    if dropped:
+        LOGGER.warning("report   without the first %d lines of %s", dropped, one_line(path))
+    return [record for record, _ in records if record]
 
 
-def read_json(path: Path) -> Record:
-    """The record in a JSON file; empty where there is none."""
-    return _parsed(_text(path), path)
+def read_text(path: Path) -> str:
+    """The text of a file; empty where there is none."""
+    with _left_out(path):
+        return _content(path, MAX_BYTES).decode(errors="replace")
+    return ""
 
 
-def _text(path: Path) -> str:
+def read_json(path: Path, most: int = MAX_BYTES) -> Record:
+    """The record in a JSON file of at most so many bytes; empty where there is none."""
+    with _left_out(path):
+        return _parsed(_content(path, most) or b"{}", path)
+    return {}
+
+
+def _content(path: Path, most: int) -> bytes:
+    """The content of a file; empty where there is none. DataError for more bytes than `most`."""
+    with _opened(path) as file:
+        content = file.read(most + 1)
+    check_data(len(content) <= most, one_line(path), f"have at most {most:,} bytes")
+    return content
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file, opened; without content where there is none. Raises OSError."""
     try:
-        return read_text(path, errors="replace")
+        return os.fdopen(open_plain(path), "rb")
     except FileNotFoundError:
-        return ""
-    except OSError as error:
-        LOGGER.warning("report   without %s: %s", path, reason_of(error))
-        return ""
+        return io.BytesIO()
 
 
-def _parsed(text: str, path: Path) -> Record:
-    """The record that `text`, out of the file `path`, holds as JSON."""
+@contextmanager
+def _left_out(path: Path) -> Iterator[None]:
+    """Say in a line of the log what cannot be read within."""
     try:
-        record = json.loads(text or "{}")
-        if _deeper(record, MAX_JSON_DEPTH):
-            raise ValueError(f"more than {MAX_JSON_DEPTH} deep")
-    except (ValueError, RecursionError) as error:
-        LOGGER.warning("report   without a part of %s: %s", path, error)
-        return {}
+        with reading(path, DataError, "a file of a run"):
+            yield
+    except DataError as error:
+        LOGGER.warning("report   without a file: %s", error)
+
+
+def _parsed(content: bytes, path: Path) -> Record:
+    """The record that `content`, out of the file `path`, holds as JSON; DataError for no JSON."""
+    with reading(path, DataError, "JSON"):
+        record = json.loads(content.decode(errors="replace"))
+        _num_values(record)
     return record if isinstance(record, dict) else {}
 
 
-def _deeper(value: object, levels: int) -> bool:
+def _num_values(value: object, levels: int = MAX_JSON_DEPTH) -> int:
+    """How many values `value` is or holds; ValueError where they are deeper than `levels`."""
+    if levels < 0:
+        raise ValueError(f"more than {MAX_JSON_DEPTH} deep")
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_deeper(part, levels - 1) for part in inner)
+    return 1 + sum(_num_values(part, levels - 1) for part in inner)
 
 
-def read_round(run: Path, table: str, number: int) -> list[Row]:
-    """The rows of a table per env-step (docs/telemetry.md) in one round; none where there is no
-    file that can be read. What is not finite is None, as JSON has no such numbers.
+def read_round(run: Path, table: str, number: int, names: Sequence[str]) -> Columns:
+    """Columns of a table per env-step (docs/telemetry.md) in one round; none where there is no
+    file that can be read.
     """
-    try:
+    with _left_out(run / TABLES_FOLDER / table):
         path = table_files(run, table).get(number)
-        values = read_file(path, table).values if path else {}
-    except (OSError, ValueError) as error:
-        LOGGER.warning("report   without a table: %s", error)
-        return []
-    columns = {name: column.tolist() for name, column in values.items() if column.ndim == 1}
-    return [
-        {name: _finite(cell) for name, cell in zip(columns, cells, strict=True)}
-        for cells in zip(*columns.values(), strict=True)
-    ]
+        return read_columns(path, table, names) if path else {}
+    return {}
+
+
+def rows_of(columns: Columns) -> Iterator[Row]:
+    """The rows of a table. What is not finite is None, as JSON has no such numbers."""
+    for first in range(0, len(next(iter(columns.values()), ())), ROWS_AT_ONCE):
+        parts = [column[first : first + ROWS_AT_ONCE].tolist() for column in columns.values()]
+        for cells in zip(*parts, strict=True):
+            yield {name: _finite(cell) for name, cell in zip(columns, cells, strict=True)}
 
 
 def _finite(cell: Cell) -> Cell:

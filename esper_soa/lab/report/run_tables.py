@@ -1,7 +1,7 @@
 """Rows of a report's tables, of runs and of their rounds and episodes. Needs no torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby, islice, zip_longest
 from typing import TypeAlias
 
 from esper_soa.lab.report.groups import FinishedGroup
@@ -17,10 +17,12 @@ from esper_soa.lab.report.run_files import (
     part,
     round_of,
 )
+from esper_soa.system.files import LOGGER
 from esper_soa.system.json_lines import Json
 
 Shares: TypeAlias = Mapping[str, float | None]
 
+MAX_PAGE_ROWS = 100_000  # of a table
 PAGE_DIGITS = 6  # significant ones of a number in the page
 GIGA = 1e9
 # Numbers of a line of metrics.jsonl, by column: where they are in it.
@@ -38,8 +40,14 @@ SEED_FATES = ("germinated", "fossilized", "pruned")
 
 
 def table_of(rows: Iterable[Row]) -> Table:
-    """The columns of `rows`; a row that lacks a column has None there."""
-    all_rows = list(rows)
+    """The columns of `rows`; a row that lacks a column has None there. Rows beyond MAX_PAGE_ROWS
+    are left out, and said.
+    """
+    rows = iter(rows)
+    all_rows = list(islice(rows, MAX_PAGE_ROWS))
+    if next(rows, None) is not None:
+        columns = ", ".join(all_rows[0])
+        LOGGER.warning("report   without all rows of %s beyond %d", columns, MAX_PAGE_ROWS)
     names = dict.fromkeys(name for row in all_rows for name in row)
     return {name: [_rounded(row.get(name)) for row in all_rows] for name in names}
 

@@ -3,20 +3,24 @@ them. A file has one row group; what may be null is null there and NaN here. Nee
 """
 
 import io
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow
 from pyarrow import parquet, types
 
 from esper_soa.lab.telemetry.schema import TABLES
-from esper_soa.system.plain_files import FOLDER, list_folder, read_bytes
+from esper_soa.system.errors import DataError, reading
+from esper_soa.system.plain_files import FOLDER, list_folder, open_plain
 
 TABLES_FOLDER = "telemetry"
+MAX_CELLS = 1 << 22  # rows times columns of a file that is read for a report: 32 MB
+CELL_BYTES = 8  # of most cells, as they are in memory
 ROUND_FILE = re.compile(r"round_(\d{6,})\.parquet")
 
 
@@ -69,23 +73,52 @@ def _array(column: pyarrow.Field, values: Values) -> pyarrow.Array:
 
 
 def table_from(content: bytes, columns: pyarrow.Schema) -> Contents:
-    """The table that `table_bytes` made bytes of; ValueError for others, and other columns."""
-    try:
-        table = parquet.ParquetFile(io.BytesIO(content)).read()
-        facts = {key.decode(): fact.decode() for key, fact in (table.schema.metadata or {}).items()}
-        values = {part.name: _numbers(part, table.column(part.name)) for part in columns}
-        return Contents(values, facts)
-    except (pyarrow.ArrowException, LookupError, OSError) as error:
-        raise ValueError(f"not a table of ours ({type(error).__name__}: {error})") from error
+    """The table that `table_bytes` made bytes of; DataError for others, and other columns."""
+    return _table_in(io.BytesIO(content), columns, "the bytes")
 
 
-def _numbers(column: pyarrow.Field, array: pyarrow.ChunkedArray) -> np.ndarray:
+def _table_in(
+    source: BinaryIO, columns: pyarrow.Schema, file: object, most: int | None = None
+) -> Contents:
+    """The `columns` of a table, each read alone; `most`: cells, of all of them, that may be read.
+
+    Texts are read as codes, so that one that stands in a million rows is in memory once.
+    """
+    texts = [part.name for part in columns if types.is_string(part.type)]
+    with reading(file, DataError, "a table of ours"):
+        table = parquet.ParquetFile(source, read_dictionary=texts)
+        size = table.metadata.num_rows * len(columns)
+        if most is not None:
+            groups = map(table.metadata.row_group, range(table.num_row_groups))
+            size = max(size, sum(group.total_byte_size for group in groups) // CELL_BYTES)
+            if size > most:
+                raise ValueError(f"of {most:,} cells at most, not {size:,}")
+        facts = {
+            key.decode(): fact.decode() for key, fact in (table.metadata.metadata or {}).items()
+        }
+        values = {part.name: _values(part, table) for part in columns}
+    return Contents(values, {key: fact for key, fact in facts.items() if key != "ARROW:schema"})
+
+
+def _values(column: pyarrow.Field, table: parquet.ParquetFile) -> np.ndarray:
     """The values of a column; nullable numbers as float64 with NaN, texts as objects with None."""
+    kind = table.schema_arrow.field(column.name).type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if kind != column.type:
+        raise ValueError(f"{column.name} is {kind}, not {column.type}")
+    array = table.read([column.name]).column(0)
+    if array.null_count and not column.nullable:
+        raise ValueError(f"{column.name} has nulls")
     if types.is_list(column.type):
         numbers = array.combine_chunks().flatten().to_numpy(zero_copy_only=False)
         return numbers.reshape(len(array), len(numbers) // max(len(array), 1))
     if types.is_string(column.type):
-        return np.array(array.to_pylist(), object)
+        parts = [
+            np.array([*chunk.dictionary.to_pylist(), None], object)[chunk.indices.fill_null(-1)]
+            for chunk in array.chunks
+        ]
+        return np.concatenate([np.zeros(0, object), *parts])
     if column.nullable:
         kind = pyarrow.float32() if types.is_boolean(column.type) else pyarrow.float64()
         return array.cast(kind).to_numpy().astype("<f8")
@@ -105,11 +138,24 @@ def table_files(folder: Path, table: str) -> dict[int, Path]:
 
 
 def read_file(path: Path, table: str) -> Contents:
-    """The columns of one file, see read_table, and metadata; ValueError for what is no table."""
-    try:
-        return table_from(read_bytes(path), TABLES[table])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    """The columns of one file, see read_table, and metadata; DataError for what is no table."""
+    with (
+        reading(path, DataError, "a table of ours"),
+        os.fdopen(open_plain(path), "rb") as source,
+    ):
+        return _table_in(source, TABLES[table], path)
+
+
+def read_columns(path: Path, table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Some columns of one file, which may be a stranger's; DataError for what is no table, and for
+    one of more than MAX_CELLS cells.
+    """
+    columns = pyarrow.schema([TABLES[table].field(name) for name in names])
+    with (
+        reading(path, DataError, "a table of ours"),
+        os.fdopen(open_plain(path), "rb") as source,
+    ):
+        return _table_in(source, columns, path, most=MAX_CELLS).values
 
 
 def read_table(
@@ -120,7 +166,7 @@ def read_table(
 
     int32, float64, float32 and bool arrays [R], objects for texts, [R, K] for lists; where a column
     may be null, float64 with NaN, and None among texts. No rows where there are no files. Raises
-    ValueError for what is no such table.
+    DataError for what is no such table.
     """
     files = table_files(Path(folder).resolve(), table)
     paths = [path for number, path in files.items() if rounds is None or number in rounds]

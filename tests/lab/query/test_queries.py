@@ -8,8 +8,10 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import correlation
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig
@@ -304,6 +306,12 @@ def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixt
     assert json.loads(told.splitlines()[1]) == {"round": 2, "hosts": 4}
     _, told, _ = asked(capsys, run, "select date '2026-01-31' as day", "format=json")
     assert json.loads(told) == {"day": "2026-01-31"}
+    odd = "select 0/0 a, [1, 'inf'::double] a, 1.25::decimal(9, 2) a_2, map {1: 'nan'::double} b"
+    _, told, _ = asked(capsys, run, odd, "format=json")
+    assert json.loads(told) == {"a": None, "a_3": [1.0, None], "a_2": 1.25, "b": {"1": None}}
+    assert not re.search("NaN|Infinity", told)
+    _, told, _ = asked(capsys, run, "select 'a' || chr(27) || '[2J' as x")
+    assert "\x1b" not in told, "a table does nothing to the terminal"
     brackets = "select '[/foo]' as \"[red]\", '[bold]' as b"
     assert all(one in asked(capsys, run, brackets)[1] for one in ("[/foo]", "[red]", "[bold]"))
     status, told, _ = asked(capsys, run, sql, "limit=1")
@@ -346,8 +354,13 @@ def test_a_file_that_was_cut_off_is_left_out_and_named(
     os.mkfifo(pipe)
     foreign = whole.with_name("round_000004.parquet")
     foreign.write_bytes(b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1")
+    others = {"run": pyarrow.array(["x"]), "STEP": pyarrow.array([1]), "op": pyarrow.array([1])}
+    odd = [whole.with_name(f"round_{place:06d}.parquet") for place in range(5, 5 + len(others))]
+    for path, (name, values) in zip(odd, others.items(), strict=True):
+        parquet.write_table(pyarrow.table({name: values, "step": pyarrow.array([1])}), path)
     assert open_database([run]).sql("select count(*) from steps").fetchall() == [(12,)]
-    told = [f"query    without {path}: " for path in (pipe, cut, foreign)]
+    told = [f"query    without {pipe}: "]
+    told += [f"query    without a file: {path}: " for path in (cut, foreign, *odd)]
     found = zip(caplog.messages, told, strict=True)
     assert all(one.startswith(words) for one, words in found)
     assert "\n" not in "".join(caplog.messages)

@@ -17,6 +17,7 @@ from esper_soa.lab.telemetry.table_files import (
     table_from,
     table_path,
 )
+from esper_soa.system.errors import DataError
 
 duckdb = importlib.import_module("duckdb") if find_spec("duckdb") else None  # extra query
 COLUMNS = schema_of(
@@ -88,10 +89,10 @@ def test_what_is_no_table_of_ours_is_refused_and_any_cut_of_one(tmp_path: Path) 
     cuts = [content[:end] for end in range(0, len(content), 7)]
     other = table_bytes(schema_of("a float"), {"a": np.zeros(3)}, {})
     for broken in (other, b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1", *cuts):
-        with pytest.raises(ValueError, match=r"(?s)^not a table of ours \(\w+: .+\)$"):
+        with pytest.raises(DataError, match=r"^the bytes: must be a table of ours \(.+\)$"):
             table_from(broken, COLUMNS)
     path = table_path(tmp_path, "steps", 1)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PAR1 nothing of ours PAR1")
-    with pytest.raises(ValueError, match=r"round_000001\.parquet"):
+    with pytest.raises(DataError, match=r"round_000001\.parquet"):
         read_table(tmp_path, "steps")
