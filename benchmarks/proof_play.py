@@ -168,11 +168,12 @@ def play_main(job: Job) -> None:
     train(*run, *job.data.settings, *job.settings)
     seconds = time.monotonic() - begun
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    if summary["control"] is None:
+    if not summary["controls"]:
         raise BenchmarkError("leave out control=none: the control is what grown hosts are set to")
+    scores = dict(zip(SIDES, (summary["grown"], summary["controls"][0]), strict=True))
     kept = {"accuracies": "test_accuracies"}
     kept |= {name: name for name in ("validation_accuracies", "parameters")}
-    unit = {side: {name: summary[side][of] for name, of in kept.items()} for side in SIDES}
+    unit = {side: {name: scores[side][of] for name, of in kept.items()} for side in SIDES}
     units.write(key, {**unit, "seconds": seconds, "load": load})
 
 

@@ -129,7 +129,7 @@ def stage_facts(job: Job) -> dict:
     cfg = job.settings
     summary = json.loads(job.folder.summary.read_text(encoding="utf-8"))
     versions = json.loads(job.folder.versions.read_text(encoding="utf-8"))
-    control = summary["control"] or {"validation_accuracy": None, "size": None}
+    control = next(iter(summary["controls"]), {"validation_accuracy": None, "size": None})
     return {
         "name": job.name,
         "settings": job.given,

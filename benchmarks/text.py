@@ -66,7 +66,7 @@ def record_of(folders: Mapping[str, Sequence[Path]]) -> Record:
     }
     sides = {run: [summary["grown"] for summary in found] for run, found in read.items()}
     sides |= {"grown": sides["static_final"]}
-    sides |= {"static_final": [summary["control"] for summary in read["static_final"]]}
+    sides |= {"static_final": [summary["controls"][0] for summary in read["static_final"]]}
     commits = {
         json.loads((place / "versions.json").read_text())["git"]
         for places in folders.values()

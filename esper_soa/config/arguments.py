@@ -57,13 +57,13 @@ def prepare_arguments(arguments: Sequence[str], settings: type) -> list[str]:
 
 def expand_slots(overrides: Sequence[str]) -> list[str]:
     """`overrides` as Hydra's type check asks for: the count slots=3 is the list slots=[3], and what
-    differs by env, task.host_lr=[0.01,0.02], a text.
+    differs by env, task.host_lr=[0.01,0.02], a text, as are several controls.
     """
     return [_expand(*override.partition("=")) for override in overrides]
 
 
 def _expand(key: str, equals: str, value: str) -> str:
-    if key.lstrip("+") in ENV_SETTINGS and not {"'", '"'} & {*value}:
+    if key.lstrip("+") in {*ENV_SETTINGS, "control"} and not {"'", '"'} & {*value}:
         value = ENV_TEXT.sub(r"'\g<0>'", value)
     elif SLOT_COUNTS.fullmatch(f"{key}={value}"):
         value = re.sub(r"(\d+)", r"[\1]", value)

@@ -224,6 +224,21 @@ class EnvChoice(Choice):
 
 
 @dataclass(frozen=True)
+class ChoiceOrList(Choice):
+    """The same, or as text a list of different words, but for the first, which stands alone."""
+
+    def holds(self, value: object) -> bool:
+        words = env_words(str(value))
+        different = len(set(words)) == len(words) <= MAX_ITEMS
+        alone = words == (value,) or self.words[0] not in words
+        return alone and different and all(map(super().holds, words))
+
+    def __str__(self) -> str:
+        _, second, third, *_ = self.words
+        return f"{super().__str__()}, or a list such as [{second},{third}]"
+
+
+@dataclass(frozen=True)
 class TextPattern(Rule):
     """A text that matches a pattern."""
 
@@ -331,6 +346,11 @@ def word(default: str, rule: TextPattern = FOLDER) -> str:
 def choice(default: str, words: tuple[str, ...], part: str = "") -> str:
     """A field for one of `words`, or for a user's part of the kind `part`."""
     return field(default=default, metadata={RULE: Choice(words, part)})
+
+
+def choice_or_list(default: str, words: tuple[str, ...], part: str = "") -> str:
+    """A field as of `choice`, or for a list of words; see ChoiceOrList."""
+    return field(default=default, metadata={RULE: ChoiceOrList(words, part)})
 
 
 def env_choice(

@@ -23,6 +23,7 @@ from esper_soa.config.ranges import (
     Settings,
     TextPattern,
     choice,
+    choice_or_list,
     choices,
     env_words,
     number,
@@ -39,8 +40,10 @@ MAX_SEED = 2**31 - 1
 SWITCHES = ("auto", "on", "off")
 ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")  # see nets/choose.py
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
-# see controls.py
-CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")
+# see controls.py; the first of them do not grow
+STATIC_CONTROLS = ("wait", "static_final", "static_large")
+CONTROLS = (*STATIC_CONTROLS, "random", "heuristic", "schedule")
+BUDGETS = ("steps", "images", "flop")
 # The modules of that folder; none is imported before it is asked for.
 TRACKER_FOLDER = Path(__file__).parents[1] / "lab/telemetry/trackers"
 TRACKERS = tuple(module.name for module in iter_modules([str(TRACKER_FOLDER)]))
@@ -154,8 +157,11 @@ class TrainConfig(WorldConfig):
     tasks: list[str] = field(default_factory=list)
     # Settings of each task, by its name; the settings beside are those of the first.
     worlds: dict[str, WorldConfig] = field(default_factory=dict)
-    # The policy that plays the last rounds too, for the final table.
-    control: str = choice("wait", ("none", *CONTROLS), part=AGENT)
+    # Who plays the last rounds too, for the final table; as text a list of several.
+    control: str = choice_or_list("wait", ("none", *CONTROLS), part=AGENT)
+    # A host of a control trains as long as the grown host beside it: for as many env-steps, on as
+    # many images, or at as many training FLOP, over which its learning rates are scheduled.
+    control_budget: str = choice("steps", BUDGETS)
     control_rounds: int = number(1, 1, COUNT)  # last ones, that the control plays
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
@@ -184,8 +190,12 @@ class TrainConfig(WorldConfig):
         allowed = f"another control with task.host={self.task.host}"
         remedy = "The package cannot make a host of your own wider."
         self.require(
-            not own_host or self.control != "static_large", "control", allowed, remedy=remedy
+            not own_host or "static_large" not in self.controls, "control", allowed, remedy=remedy
         )
+        static = self.control_budget == "steps" or set(self.controls) <= set(STATIC_CONTROLS)
+        remedy = f"Only {', '.join(STATIC_CONTROLS)} have a length that is known beforehand."
+        allowed = f"steps with control={self.control}"
+        self.require(static, "control_budget", allowed, remedy=remedy)
         allowed = "0 with governor.enabled=false, which never rolls back"
         watched = self.early_stop.rollbacks == 0 or self.governor.enabled
         self.require(watched, "early_stop.rollbacks", allowed)
@@ -201,9 +211,11 @@ class TrainConfig(WorldConfig):
         return self.envs * self.steps
 
     @property
-    def wants_control(self) -> bool:
-        """Whether a control repeats the last rounds; a policy is no control of itself."""
-        return self.control not in ("none", self.policy.name)
+    def controls(self) -> tuple[str, ...]:
+        """The controls that repeat the last rounds; a policy is no control of itself."""
+        return tuple(
+            name for name in env_words(self.control) if name not in ("none", self.policy.name)
+        )
 
     @property
     def by_task(self) -> dict[str, "TrainConfig"]:
@@ -300,7 +312,7 @@ class TrainConfig(WorldConfig):
                 remedy=remedy,
             )
         taught = policy.name == "ppo" and policy.imitation.rounds > 0
-        players = (policy.imitation.teacher if taught else policy.name, self.control)
+        players = (policy.imitation.teacher if taught else policy.name, *self.controls)
         allowed = "one of task.blueprints: " + ", ".join(self.task.blueprints)
         for setting, player, names in (
             ("schedule.blueprint", "schedule", [policy.schedule.blueprint]),

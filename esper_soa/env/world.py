@@ -5,13 +5,14 @@ another policy, on the same hosts and data. `reduction` says which envs of a run
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from esper_soa.config.env import ENV_SETTINGS, EPISODE_LENGTH
+from esper_soa.config.env import ENV_SETTINGS, EPISODE_LENGTH, EarlyStopConfig
 from esper_soa.config.nets import lr_factor
 from esper_soa.config.ranges import EnvDraw, EnvNumber, EnvSettings
 from esper_soa.env.reduction import ALL_ENVS, Reduction
@@ -53,6 +54,7 @@ class World:
         self.seed = seed
         self.kernels = kernels
         self.reduction = reduction
+        self.lengths: Sequence[int] = ()  # see `lasting`
         self._check_data(setup)
         all_envs = reduction.all_envs(setup.num_envs)
         self.split: orders.Split | None = None
@@ -88,6 +90,27 @@ class World:
             batches.check_classes(source, setup.shape.num_classes)
             if not setup.data.split:
                 batches.check_work(source, setup.train_samples, setup.val_samples)
+
+    def lasting(self, lengths: Sequence[int]) -> "World":
+        """A world on the same weights and data, whose episodes have these lengths and do not end
+        earlier.
+
+        lengths: env-steps, of every env of the run. Kernels of the env state are not compiled.
+        """
+        rules = self.rules
+        steps = max(lengths)
+        parts = (part._replace(max_steps=steps) for part in rules.reward.by_mode)
+        lasting = copy(self)
+        lasting.kernels = EAGER
+        lasting.lengths = lengths
+        lasting.rules = rules._replace(
+            setup=rules.setup._replace(steps=steps),
+            reward=rules.reward._replace(max_steps=steps, by_mode=tuple(parts)),
+            early_stop=EarlyStopConfig(length=steps),
+            kernel_settings=tuple(dict.fromkeys((*rules.kernel_settings, EPISODE_LENGTH))),
+        )
+        lasting._enter_round(self.round)
+        return lasting
 
     @property
     def setup(self) -> Setup:
@@ -134,6 +157,8 @@ class World:
         settings = {part.path + name: value for part in parts for name, value in vars(part).items()}
         names = {*rules.differing, *rules.kernel_settings}
         values = values_of_envs(settings, names, self.seed, number=number, num_envs=all_envs)
+        if self.lengths:
+            values[EPISODE_LENGTH] = torch.tensor(self.lengths, dtype=STATE_FLOAT)
         # by name of what differs, the value of every env of the run in this round
         self.settings: EnvSettings = {
             name: ENV_SETTINGS[name].named(settings[name], values[name].tolist())
@@ -143,6 +168,23 @@ class World:
             name: self.reduction.rows_here(value).to(self.device) for name, value in values.items()
         }
         self.kernel_values = tuple(self.values[name] for name in rules.kernel_settings)
+        # env-steps of episodes, each length once, and the place there of every env here
+        self.num_steps: Sequence[int] = [rules.max_steps]
+        self.place_of_length = self.envs
+        if EPISODE_LENGTH in values:
+            steps = episode_lengths(values[EPISODE_LENGTH], rules.max_steps)
+            different, places = steps.unique(return_inverse=True)
+            self.num_steps = different.tolist()
+            self.place_of_length = self.reduction.rows_here(places)
+
+    def _rate_factor(self, step: int) -> float | Tensor:
+        """What learning rates are multiplied by, float64 [N, 1] where episodes differ in length."""
+        schedule = self.setup.task.lr_schedule
+        factors = [lr_factor(schedule, step, num_steps) for num_steps in self.num_steps]
+        if len(factors) == 1 or schedule == "constant":
+            return factors[0]
+        by_env = torch.tensor(factors, dtype=STATE_FLOAT)[self.place_of_length, None]
+        return by_env.to(self.device)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
@@ -168,8 +210,7 @@ class World:
             label_noise=noise,
         )
         training = self.data.training(draw, self.dtype)
-        task = self.setup.task
-        moves = rules_of(task, lr_factor(task.lr_schedule, step, self.rules.max_steps), self.values)
+        moves = rules_of(setup.task, self._rate_factor(step), self.values)
         count = setup.train_samples // setup.batch_size
         return StepData(
             training, count, self.validation, seed_keys=self.seed_keys(step), rules=moves

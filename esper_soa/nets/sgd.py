@@ -40,9 +40,11 @@ class Rules(NamedTuple):
 
 
 def rules_of(
-    task: TaskConfig, lr_factor: float = 1.0, values: Mapping[str, Tensor] = MappingProxyType({})
+    task: TaskConfig,
+    lr_factor: float | Tensor = 1.0,
+    values: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Rules:
-    """Rules of an env-step, with rates times `lr_factor`.
+    """Rules of an env-step, with rates times `lr_factor`, a number or float64 [N, 1].
 
     values: float64 [N] by the dotted name of a setting that differs by env. SettingError where
     such a setting is missing.

@@ -43,15 +43,15 @@ def test_an_own_agent_plays_a_run_and_one_that_goes_on(tmp_path: Path) -> None:
     assert_equal_runs(whole, halves, rounds=2)
     assert summary.policy == f"{HERE}:eager"
     assert summary.seeds["germinated"] > 0
-    assert summary.control is None  # a policy is no control of itself
+    assert summary.controls == []  # a policy is no control of itself
 
 
 def test_an_own_agent_is_a_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cfg = settings("wait", rounds=1, control=f"{HERE}:eager")
     fresh(cfg, tmp_path)
     record = json.loads((tmp_path / "summary.json").read_text())
-    assert record["control"]["name"] == f"{HERE}:eager"
-    assert record["control"]["size"] > record["grown"]["size"]
+    assert record["controls"][0]["name"] == f"{HERE}:eager"
+    assert record["controls"][0]["size"] > record["grown"]["size"]
     assert "agent eager" in capsys.readouterr().out
 
 

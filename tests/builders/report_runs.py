@@ -60,10 +60,14 @@ def summary(accuracies: Sequence[float], gain: float = 2.0) -> dict[str, object]
         }
 
     return {
-        "verdict": f"Growth paid: {gain:+.2f} points.",
         "grown": score("ppo", accuracies, 7000.0),
-        "control": score("wait", [value - gain for value in accuracies], 6418.0),
-        "difference": {"test_accuracy": {"mean": gain, "low": 1.0, "high": 3.0}},
+        "controls": [
+            score("wait", [value - gain for value in accuracies], 6418.0)
+            | {
+                "verdict": f"The grown hosts end ahead: {gain:+.2f} points.",
+                "difference": {"test_accuracy": {"mean": gain, "low": 1.0, "high": 3.0}},
+            }
+        ],
         "speed": {"eps": 40.0},
         "wall_seconds": 60.0,
     }

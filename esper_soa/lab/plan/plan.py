@@ -86,9 +86,14 @@ class Plan(NamedTuple):
         """Seconds of the whole run."""
         cfg = self.cfg
         timing = self.took
-        control = timing.bare_seconds if cfg.control == "wait" else timing.episode_seconds
+        controls = sum(
+            timing.bare_seconds if name == "wait" else timing.episode_seconds
+            for name in cfg.controls
+        )
+        if cfg.control_budget == "flop":  # as long as grown hosts cost, whichever the control
+            controls = len(cfg.controls) * timing.episode_seconds
         rounds = cfg.rounds * self.round_seconds
-        rounds += cfg.wants_control * min(cfg.control_rounds, cfg.rounds) * control
+        rounds += min(cfg.control_rounds, cfg.rounds) * controls
         return timing.build_seconds + rounds + timing.report_seconds
 
     def record(self) -> dict[str, Json]:

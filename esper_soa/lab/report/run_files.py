@@ -72,9 +72,24 @@ class RunRecord:
         return number(self.summary, "grown", "test_accuracy")
 
     @property
+    def controls(self) -> list[Record]:
+        """What summary.json says of each control; until 0.1.0 it had one, beside its difference."""
+        controls = self.summary.get("controls")
+        if isinstance(controls, list):
+            return [part({"": control}, "") for control in controls]
+        control = part(self.summary, "control")
+        beside = {key: self.summary.get(key) for key in ("difference", "verdict")}
+        return [control | beside] if control else []
+
+    @property
+    def control(self) -> Record:
+        """The first control; empty where there is none."""
+        return next(iter(self.controls), {})
+
+    @property
     def gain(self) -> float | None:
-        """Percent points over the control at the end; None where there is none."""
-        return number(self.summary, "difference", "test_accuracy", "mean")
+        """Percent points over the first control at the end; None where there is none."""
+        return number(self.control, "difference", "test_accuracy", "mean")
 
     @property
     def slots(self) -> list[str]:

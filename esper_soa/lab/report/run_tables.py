@@ -186,10 +186,12 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
 
 
 def _last_episodes(runs: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, Record]]:
-    """The episodes of last rounds, each with its run and whether its hosts are grown or control."""
+    """The episodes of last rounds, each with its run and whether its hosts are grown or those of
+    the first control.
+    """
     for run in runs:
-        for kind in ("grown", "control"):
-            episodes = part(run.summary, kind).get("episodes")
+        for kind, score in (("grown", part(run.summary, "grown")), ("control", run.control)):
+            episodes = score.get("episodes")
             for episode in episodes if isinstance(episodes, list) else ():
                 yield run, kind, episode
 

@@ -31,9 +31,9 @@ def verdict_of(groups: Sequence[RunGroup]) -> str:
 
 
 def _of_one(run: RunRecord) -> str:
-    sentence = run.summary.get("verdict")
-    if isinstance(sentence, str):
-        return sentence
+    sentences = [str(control["verdict"]) for control in run.controls if "verdict" in control]
+    if sentences:
+        return " ".join(sentences)
     if run.accuracy is not None:
         return f"The hosts end at {run.accuracy:.2f} %; there is no control to set them beside."
     if not run.rounds:
@@ -50,12 +50,10 @@ def _of_seeds(group: FinishedGroup) -> str:
     if group.gain is None:
         return f"{ended}; not all of them have a control to be set beside."
     gain = group.gain.text(unit="points")
-    mean = f"the control, mean of {group.runs} runs; {ended}."
-    if group.gain.low > 0:
-        return f"Growth paid: {gain} over {mean}"
-    if group.gain.high < 0:
-        return f"Growth cost accuracy: {gain} against {mean}"
-    return f"No difference from the control that {group.runs} runs could show: {gain}; {ended}."
+    if group.gain.low <= 0 <= group.gain.high:
+        return f"No difference from the control that {group.runs} runs could show: {gain}; {ended}."
+    side = "ahead of" if group.gain.low > 0 else "behind"
+    return f"Grown hosts end {side} the control: {gain}, mean of {group.runs} runs; {ended}."
 
 
 def _of_groups(rows: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str:
@@ -106,7 +104,7 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
         "size": last.get("parameters"),
         "flop": last.get("train_flop"),
     }
-    control = part(run.summary, "control")
+    control = run.control
     name = control_text(str(control["name"])) if "name" in control else ""
 
     def tile(title: str, field: str, form: Callable[[float], str]) -> Highlight:

@@ -69,6 +69,11 @@ class Recorder:
 NO_RECORDER = Recorder()
 
 
+def no_recorder(world: World) -> Recorder:
+    """Nothing records the env-steps of the world."""
+    return NO_RECORDER
+
+
 def make_recorder(
     telemetry: TelemetryConfig,
     world: World,

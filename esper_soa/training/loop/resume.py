@@ -30,8 +30,8 @@ from esper_soa.training.loop.recorder import Recorder
 # Settings that may be another in the run that goes on; a name with a dot at the end stands for all
 # settings under it. data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
-    *("name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep"),
-    *("profile", "report", "resume", "track", "ranks", "restarts"),
+    *("name", "device", "run_dir", "rounds", "checkpoint_every", "checkpoint_keep"),
+    *("control", "control_budget", "profile", "report", "resume", "track", "ranks", "restarts"),
     *("compute.workers", "compute.threads", "compute.env_chunk", "compute.compile"),
     *("compute.engine", "compute.cuda_graphs", "telemetry.", "data.name", "data.root"),
 )

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict
 from functools import partial
@@ -27,7 +27,7 @@ from esper_soa.training.files.session import Session
 from esper_soa.training.loop.callbacks import Callback, make_callbacks
 from esper_soa.training.loop.collect import Player, Round
 from esper_soa.training.loop.controls import GrownHosts, play_control
-from esper_soa.training.loop.recorder import make_recorder
+from esper_soa.training.loop.recorder import Recorder, make_recorder, no_recorder
 from esper_soa.training.loop.task_files import TaskFiles, place_of
 from esper_soa.training.results.final_table import SEED_EVENTS, Speed, Summary
 from esper_soa.training.results.final_test import with_test
@@ -60,7 +60,8 @@ class TaskRun:
         self.callbacks = make_callbacks(cfg.track, cfg.report, callbacks)
         self.totals = RunTotals()
         self.before = RunTotals()  # the rounds that earlier processes did
-        self.control: list[RoundResult] = []  # the last rounds, as the control played them
+        # By name of a control, the last rounds as it played them.
+        self.controls: dict[str, list[RoundResult]] = {}
 
     def restore(self, saved: SavedTask) -> None:
         """Continue after the rounds of `saved`."""
@@ -165,22 +166,22 @@ class TaskRun:
         self.files.write_round(episodes, metrics)
         return metrics
 
-    def play_control(self, progress: Progress) -> None:
-        """Play the last rounds with the control, where there is one."""
+    def play_controls(self, progress: Progress) -> None:
+        """Play the last rounds with every control; env-steps of the first are recorded."""
         cfg = self.cfg
-        if not cfg.wants_control:
-            return
         recent = self.totals.recent
-        label = self.label(control_text(cfg.control))
         ranks = self.files.ranks
-        record = partial(
+        record: Callable[[World], Recorder] = partial(
             make_recorder, cfg.telemetry, session=self.session, ranks=ranks, control=True
         )
-        control = partial(play_control, cfg.control, cfg, self.world, ranks=ranks, record=record)
-        self.control = [
-            control(grown=hosts, request=Round(number, progress, label))
-            for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
-        ]
+        for name in cfg.controls:
+            play = partial(play_control, name, cfg, self.world, ranks=ranks, record=record)
+            label = self.label(control_text(name))
+            self.controls[name] = [
+                play(grown=hosts, request=Round(number, progress, label))
+                for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
+            ]
+            record = no_recorder
 
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
@@ -198,6 +199,8 @@ class TaskRun:
                     train_flop=played.train_flop,
                     test_losses=list(played.test_losses) or unknown,
                     settings=grown.settings,
+                    all_flop=list(played.all_flop) or unknown,
+                    num_steps=played.num_steps,
                 )
             )
         return HostScore(name, episodes)
@@ -205,7 +208,6 @@ class TaskRun:
     def summarise(self) -> Summary:
         """The record of the final table and of summary.json."""
         cfg = self.cfg
-        env_steps = [result.env_steps for result in self.control]
         totals = self.totals
         data = self.world.data
         recorder = self.files.recorder
@@ -220,7 +222,8 @@ class TaskRun:
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, totals.recent),
-            control=self.score(cfg.control, self.control) if self.control else None,
+            controls=[self.score(name, rounds) for name, rounds in self.controls.items()],
+            budget=cfg.control_budget,
             perplexity=data.spec.perplexity,
             test_images=len(data.test_labels),
             validation_images=len(data.val_labels),
@@ -238,7 +241,6 @@ class TaskRun:
             rollbacks=totals.seeds.get("rollbacks", 0),
             rounds_before=self.before.rounds_done,
             env_steps_before=self.before.env_steps(cfg.round_env_steps),
-            control_cut_off=len(env_steps) * cfg.round_env_steps - sum(env_steps),
             samples=data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={

@@ -33,7 +33,7 @@ from esper_soa.training.results.progress import LOGGER, Progress
 
 
 def train_rounds(run: Run) -> Generator[int, None, None]:
-    """Collect, update, log and save in every round that is left, then play the control's rounds.
+    """Collect, update, log and save in every round that is left, then play the controls' rounds.
 
     Yields the number of rounds done after every round. Raises RunMemoryError where memory runs out.
     """
@@ -72,7 +72,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
         run.save()
         for task in tasks:
             task.files.measure_best()
-            task.play_control(progress)
+            task.play_controls(progress)
             for callback in task.callbacks:
                 task.files.lost |= callback.finish()
 
@@ -127,11 +127,11 @@ def log_round(
 
 
 def progress_bar(run: Run) -> Progress:
-    """The bar over all env-steps of the run, earlier ones and those of the control included."""
+    """The bar over all env-steps of the run, earlier ones and those of controls included."""
     total = done = 0
     for task in run.tasks.values():
         cfg = task.cfg
-        rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if cfg.wants_control else 0)
+        rounds = cfg.rounds + len(cfg.controls) * min(cfg.control_rounds, cfg.rounds)
         total += rounds * cfg.round_env_steps - task.totals.cut_off
         done += task.totals.env_steps(cfg.round_env_steps)
     return Progress(

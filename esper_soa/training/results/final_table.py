@@ -14,7 +14,9 @@ from esper_soa.config.nets import DATA_NAME
 from esper_soa.system.json_lines import Json, write_json
 from esper_soa.training.results.progress import duration, show
 from esper_soa.training.results.verdict import (
+    BUDGET_WORDS,
     CONFIDENCE_LEVEL,
+    Configuration,
     HostScore,
     compare,
     control_text,
@@ -32,13 +34,16 @@ SCORE_ROWS = (  # rows of the table: fields of a HostScore, titles, and how the 
     ("net", "test accuracy - rent, mean over hosts", ".2f"),
     ("size", "parameters, mean over hosts", ",.0f"),
     ("flop", "training {unit}, mean over hosts", ""),
+    ("flop_with_validation", "{unit} with validation, mean", ""),
 )
 LOSS_ROWS = (  # further rows where perplexity is a figure of the samples
     ("test_loss", "test loss, mean over hosts (nats)", ".4f"),
     ("perplexity", "test perplexity, mean over hosts", ".4g"),
 )
 # figures of a configuration in summary.json
-CONFIGURATION_FIGURES = ("test_accuracy", "validation_accuracy", "net", "size", "flop")
+CONFIGURATION_FIGURES = (
+    *("test_accuracy", "validation_accuracy", "net", "size", "flop", "flop_with_validation"),
+)
 FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 
 
@@ -80,7 +85,7 @@ class Summary:
     rounds: int
     steps: int
     grown: HostScore
-    control: HostScore | None  # on the same seeds, data order and images; None where not run
+    controls: list[HostScore]  # on the same seeds, data order and images
     test_images: int  # in the data set; each host is measured on all of them
     validation_images: int  # in the data set; each host is measured on V of them
     seeds: dict[str, int]  # counts by SEED_EVENTS, over all envs and rounds
@@ -93,49 +98,62 @@ class Summary:
     rounds_before: int = 0  # rounds that were done before this process went on with the run
     env_steps_before: int = 0  # env-steps of all envs in these rounds
     perplexity: bool = False  # see batches.SampleSpec
-    control_cut_off: int = 0  # env-steps that the control did not play, as episodes had ended early
+    budget: str = "steps"  # control_budget: what controls have as much of as the grown hosts
     policy_init: str = "none"  # policy.init, where the policy started
     # Level, env-steps recorded by this process, and dropped.
     telemetry: dict[str, Json] = field(default_factory=dict)
     samples: str = "images"  # plural of what the data set has
 
     @property
-    def control_env_steps(self) -> int:
-        """Env-steps of the control: an episode of every env a round, as far as it went."""
-        if self.control is None:
-            return 0
-        return self.envs * self.steps * len(self.control.episodes) - self.control_cut_off
+    def equal(self) -> str:
+        """What grown hosts and those of controls have as much of, in words."""
+        return BUDGET_WORDS[self.budget].format(samples=self.samples)
 
 
 def write_summary(summary: Summary, path: Path) -> None:
     """Replace summary.json: the record and what is derived from it, NaN as null; raises OSError."""
-    record = asdict(summary)
-    both = {"grown": summary.grown, "control": summary.control}
-    scores = {key: score for key, score in both.items() if score is not None}
-    for key, score in scores.items():
-        record[key] |= asdict(score.episodes[-1]) | score.figures
+    record = asdict(summary) | {
+        "grown": _score(summary.grown),
+        "controls": [_control(summary, control) for control in summary.controls],
+    }
     record["configurations"] = [
-        {"settings": dict(configuration)}
-        | {key: _configuration(score.part(configuration)) for key, score in scores.items()}
+        _configuration_record(summary, configuration)
         for configuration in summary.grown.configurations
     ]
     record["speed"]["eps"] = summary.speed.eps
-    record["control_env_steps"] = summary.control_env_steps
-    record["difference"] = record["verdict"] = None
-    if summary.control is not None:
-        comparison = compare(summary.grown, summary.control)
-        # the bounds of a single pair
-        unknown = dict.fromkeys(("low", "high")) if comparison.pairs < 2 else {}
-        names = ("test_accuracy", "net", "test_loss")
-        intervals = {name: getattr(comparison, name)._asdict() | unknown for name in names}
-        facts = {"confidence": CONFIDENCE_LEVEL, "outcome": comparison.outcome}
-        record["difference"] = facts | comparison._asdict() | intervals
-        record["verdict"] = verdict(comparison, summary.control.name)
     write_json(path, record)
 
 
-def _configuration(score: HostScore) -> dict[str, float]:
-    return {name: score.figures[name] for name in CONFIGURATION_FIGURES}
+def _score(score: HostScore) -> dict[str, Json]:
+    """The episodes of hosts, beside them the last, and their figures."""
+    last = asdict(score.episodes[-1])
+    return asdict(score) | last | score.figures | {"env_steps": score.env_steps}
+
+
+def _control(summary: Summary, control: HostScore) -> dict[str, Json]:
+    """The score of a control, and how far the grown hosts are ahead of it."""
+    comparison = compare(summary.grown, control)
+    # the bounds of a single pair
+    unknown = dict.fromkeys(("low", "high")) if comparison.pairs < 2 else {}
+    names = ("test_accuracy", "net", "test_loss")
+    intervals = {name: getattr(comparison, name)._asdict() | unknown for name in names}
+    facts = {"confidence": CONFIDENCE_LEVEL, "outcome": comparison.outcome}
+    return _score(control) | {
+        "difference": facts | comparison._asdict() | intervals,
+        "verdict": verdict(comparison, control.name, equal=summary.equal),
+    }
+
+
+def _configuration_record(summary: Summary, configuration: Configuration) -> dict[str, Json]:
+    settings: dict[str, float | str] = dict(configuration)
+    controls = [_configuration(control, configuration) for control in summary.controls]
+    grown = _configuration(summary.grown, configuration)
+    return {"settings": settings, "grown": grown, "controls": controls}
+
+
+def _configuration(score: HostScore, configuration: Configuration) -> dict[str, Json]:
+    figures = score.part(configuration).figures
+    return {"name": score.name, **{name: figures[name] for name in CONFIGURATION_FIGURES}}
 
 
 def write_overview(summaries: Sequence[Summary], path: Path) -> None:
@@ -186,37 +204,42 @@ def as_text(table: Table) -> str:
 
 def score_table(summary: Summary) -> Table:
     grown = summary.grown
-    control = summary.control
     table = Table("last env-step", box=box.SIMPLE_HEAD)
-    other = [] if control is None else [control_text(control.name), "difference"]
-    for title in ("grown", *other):
+    for title in ("grown", *_titles(summary)):
         table.add_column(title, justify="right")
     flop = grown.figures["flop"]
     size, unit = next((pair for pair in FLOP_UNITS if flop >= pair[0]), FLOP_UNITS[-1])
     flop_form = ",.3g" if flop < 100 * size else ",.0f"
-    less = {} if control is None else differences(grown, control)
+    less = [(control, differences(grown, control)) for control in summary.controls]
     for key, title, form in (*LOSS_ROWS, *SCORE_ROWS) if summary.perplexity else SCORE_ROWS:
-        scale, form = (size, flop_form) if key == "flop" else (1.0, form)
-        scores = [grown] if control is None else [grown, control]
-        cells = [format(score.figures[key] / scale, form) for score in scores]
-        cells += [] if control is None else [less.get(key, "")]
+        scale, form = (size, flop_form) if key.startswith("flop") else (1.0, form)
+        cells = [format(grown.figures[key] / scale, form)]
+        for control, texts in less:
+            cells += [format(control.figures[key] / scale, form), texts.get(key, "")]
         table.add_row(title.format(unit=unit), *cells)
     return table
+
+
+def _titles(summary: Summary) -> list[str]:
+    """The titles of the columns of controls."""
+    return [
+        title
+        for control in summary.controls
+        for title in (control_text(control.name), "difference")
+    ]
 
 
 def configuration_table(summary: Summary) -> Table:
     """A row for each configuration of hosts, the highest test accuracy first, MOST_ROWS at most."""
     grown = summary.grown
-    control = summary.control
     table = Table("settings by env", box=box.SIMPLE_HEAD)
-    other = [] if control is None else [control_text(control.name), "difference"]
-    for title in ("hosts", "test accuracy (%)", *other, "parameters"):
+    for title in ("hosts", "test accuracy (%)", *_titles(summary), "parameters"):
         table.add_column(title, justify="right")
     parts = [(configuration, grown.part(configuration)) for configuration in grown.configurations]
     parts.sort(key=lambda part: -part[1].figures["test_accuracy"])
     for configuration, score in parts[:MOST_ROWS]:
         cells = [f"{score.figures['test_accuracy']:.2f}"]
-        if control is not None:
+        for control in summary.controls:
             beside = control.part(configuration)
             lead = compare(score, beside).test_accuracy
             cells += [f"{beside.figures['test_accuracy']:.2f}", lead.text()]
@@ -233,6 +256,7 @@ def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     """The last cells of the table, by what their rows show."""
     comparison = compare(grown, control)
     less = {name: figure - control.figures[name] for name, figure in grown.figures.items()}
+    both = [score.figures["flop_with_validation"] for score in (grown, control)]
     return {
         "test_loss": comparison.test_loss.text("+z.4f"),
         "perplexity": f"x {exponential(less['test_loss']):.3g}",
@@ -241,6 +265,7 @@ def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
         "net": comparison.net.text(),
         "size": f"x {comparison.parameters:.2f}",
         "flop": f"x {comparison.train_flop:.2f}",
+        "flop_with_validation": f"x {both[0] / both[1]:.2f}",
     }
 
 
@@ -258,19 +283,21 @@ def verdict_lines(summary: Summary) -> list[str]:
         f"measured {summary.envs} hosts x {rounds}, {tested}",
         f"chosen   best host by accuracy on {seen}, which rewards see too",
     ]
-    control = summary.control
-    if control is None:
-        return lines
-    comparison = compare(summary.grown, control)
-    interval = "none, as there is but one pair of hosts to compare"
-    if comparison.pairs > 1:
-        over = f"{comparison.pairs} paired differences, over hosts and episodes"
-        interval = f"{CONFIDENCE_LEVEL:.0%} t interval of {over}"
-    work = f"{summary.control_env_steps} env-steps on the same seeds, data order and {samples}"
-    lines += [f"control  {control_text(control.name)}: {work}", f"interval {interval}"]
-    if comparison.left_out:
-        lines.append(f"left out {comparison.left_out} pairs with an accuracy that is not finite")
-    return [verdict(comparison, control.name), *lines]
+    sentences = []
+    for control in summary.controls:
+        comparison = compare(summary.grown, control)
+        interval = "none, as there is but one pair of hosts to compare"
+        if comparison.pairs > 1:
+            over = f"{comparison.pairs} paired differences, over hosts and episodes"
+            interval = f"{CONFIDENCE_LEVEL:.0%} t interval of {over}"
+        work = f"{control.env_steps} env-steps on the same seeds, data order and {samples}"
+        lines += [f"control  {control_text(control.name)}: {work}", f"interval {interval}"]
+        if comparison.left_out:
+            lines.append(
+                f"left out {comparison.left_out} pairs with an accuracy that is not finite"
+            )
+        sentences.append(verdict(comparison, control.name, equal=summary.equal))
+    return sentences + list(dict.fromkeys(lines))  # most intervals are of the same kind
 
 
 def fact_lines(summary: Summary) -> list[str]:
@@ -285,8 +312,9 @@ def fact_lines(summary: Summary) -> list[str]:
     if summary.rounds_before:
         local = speed.env_steps - summary.env_steps_before
         env_steps = f"{local} of {env_steps} (the others before the run was resumed)"
-    if summary.control is not None:
-        env_steps += f" and {summary.control_env_steps} of the control"
+    if summary.controls:
+        played = sum(control.env_steps for control in summary.controls)
+        env_steps += f" and {played} of the control{'s' * (len(summary.controls) > 1)}"
     work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
     return [
         f"seeds    {seeds['germinated']} germinated, {seeds['blended']} blended, "

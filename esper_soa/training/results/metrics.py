@@ -23,12 +23,13 @@ from esper_soa.env.outcome import (
     empty_blueprint_stats,
     outcomes,
 )
-from esper_soa.env.parameters import total_params
+from esper_soa.env.parameters import flop_per_image, total_params
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.signals import push
 from esper_soa.env.step import EAGER, EnvRules, EnvView, StepKernels, StepResult
 from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
 from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.nets.model.flops import PASSES_PER_STEP
 from esper_soa.state import STATE_FLOAT, EnvState, Slots, select
 from esper_soa.system.json_lines import Json
 from esper_soa.vocabulary import OP_NAMES
@@ -47,7 +48,7 @@ BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
 # over env-steps.
 SUMMED_PARTS = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
 PARTS_PER_ENV = (
-    ("rollbacks", "blended", "cause", "parameters", "flop", *HostStates._fields),
+    ("rollbacks", "blended", "cause", "parameters", "flop", "all_flop", *HostStates._fields),
     ("training", "ended", "shapley", "topology"),
 )
 
@@ -59,8 +60,10 @@ class RoundResult(NamedTuple):
     parameters: list[float]  # per env at the last env-step
     rewards: list[float]  # per env, sum of raw rewards
     train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
+    all_flop: list[float]  # per env, with those of validation
     seeds: dict[str, int]  # by SEED_COUNTS, and "rollbacks", over all envs
     env_steps: int  # over all envs: fewer than N T where episodes ended early
+    num_steps: list[int]  # per env
     points: list[list[float]]  # per env: accuracy, stability, parameter ratio
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
@@ -79,6 +82,7 @@ class Sums(NamedTuple):
     ops: Tensor  # float64 [ops], how often each took effect
     successes: Tensor  # float64 [ops]
     rows: Tensor  # float64 [1], alpha rows that were validated
+    validation: Tensor  # float64 [N], FLOP of validation on one image, as if by whole networks
     rewards: Tensor  # float64 [N, STABILITY_WINDOW], the last ones
     blueprints: BlueprintStats
 
@@ -103,12 +107,14 @@ class MetricsAccumulator:
             ops=zeros(count),
             successes=zeros(count),
             rows=zeros(1),
+            validation=zeros(num_envs),
             rewards=zeros(num_envs, STABILITY_WINDOW),
             blueprints=empty_blueprint_stats(device, len(self.names)),
         )
         self.env_steps = 0
         self.left_out = zeros(1)  # env-steps of envs whose episode was over
         self.train_samples = train_samples
+        self.val_samples = rules.setup.val_samples
         self.kernels = kernels
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step
         self.newest: tuple[EnvState, EnvState] | None = None  # before and after the newest actions
@@ -146,12 +152,17 @@ class MetricsAccumulator:
         if ended is not None:
             matches = matches & ~ended[:, None]
             rewards = torch.where(ended[:, None], sums.rewards, rewards)
+        rows = (subset >= 0).sum(1)
+        validation = rows * flop_per_image(before, self.reward.flop) / PASSES_PER_STEP
+        if ended is not None:
+            validation = torch.where(ended, 0.0, validation)
         means = torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()])
         return Sums(
             terms=sums.terms + means,
             ops=sums.ops + matches.sum(0),
             successes=sums.successes + (matches & outcome.success[:, None]).sum(0),
-            rows=sums.rows + (subset >= 0).sum(),
+            rows=sums.rows + rows.sum(),
+            validation=sums.validation + validation,
             rewards=rewards,
             blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
         )
@@ -185,8 +196,10 @@ class MetricsAccumulator:
             parameters=values["parameters"].tolist(),
             rewards=episodes.reward.tolist(),
             train_flop=values["flop"].tolist(),
+            all_flop=values["all_flop"].tolist(),
             seeds=seeds | {"rollbacks": int(values["rollbacks"].sum())},
             env_steps=int(values["env_steps"] - values["left_out"]),
+            num_steps=episodes.num_steps.long().tolist(),
             points=points.tolist(),
             record=record,
             episodes=episode_records(episodes, values, modes, settings=settings),
@@ -217,6 +230,9 @@ class MetricsAccumulator:
             "blueprints": torch.stack(sums.blueprints),
             "shapley": self.shapley,
             "flop": self.train_samples * totals.train_flop,
+            "all_flop": (
+                self.train_samples * totals.train_flop + self.val_samples * sums.validation
+            ),
             "topology": torch.stack(topology_of(state)),
             **host_states(before, after)._asdict(),
         }

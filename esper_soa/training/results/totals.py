@@ -24,6 +24,8 @@ class FinalHosts:
     test_accuracies: list[float] = field(default_factory=list)  # percent; none where not measured
     test_losses: list[float] = field(default_factory=list)  # nats; likewise
     settings: dict[str, list[float | str]] = field(default_factory=dict)  # see RoundResult
+    num_steps: list[int] = field(default_factory=list)  # env-steps; none in earlier checkpoints
+    all_flop: list[float] = field(default_factory=list)  # likewise
 
     @classmethod
     def of(cls, result: RoundResult) -> "FinalHosts":
@@ -38,6 +40,8 @@ class FinalHosts:
             test_accuracies=list(result.test_accuracies),
             test_losses=list(result.test_losses),
             settings={name: list(values) for name, values in result.settings.items()},
+            num_steps=result.num_steps,
+            all_flop=result.all_flop,
         )
 
     @property

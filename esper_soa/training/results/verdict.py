@@ -17,12 +17,14 @@ from esper_soa.training.results.statistics import Interval, difference_interval
 CONFIDENCE_LEVEL = 0.95  # confidence of the intervals
 CONTROL_WORDS = {
     "wait": "without growth",
+    "static_final": "final topology from the start",
+    "static_large": "wider host",
     "random": "random play",
     "heuristic": "heuristic",
     "schedule": "schedule",
-    "static_final": "final topology from the start",
-    "static_large": "wider host",
 }
+# By control_budget, what a grown host and the host of a control beside it have alike.
+BUDGET_WORDS = {"steps": "env-steps", "images": "training {samples}", "flop": "training FLOP"}
 GAINED = "gained"
 LOST = "lost"
 UNCLEAR = "unclear"
@@ -55,6 +57,9 @@ class Episode:
     test_losses: list[float] = field(default_factory=list)  # nats, mean over the targets
     # By dotted name, the values of settings that differ by env.
     settings: dict[str, list[float | str]] = field(default_factory=dict)
+    # FLOP of training and of validation, each alpha row as a pass of the whole network.
+    all_flop: list[float] = field(default_factory=list)
+    num_steps: list[int] = field(default_factory=list)  # env-steps
 
     @property
     def configurations(self) -> list[Configuration]:
@@ -93,6 +98,7 @@ class HostScore:
             "net": self.mean("nets"),  # test accuracy less rent, percent points
             "size": self.mean("parameters"),
             "flop": self.mean("train_flop"),  # FLOP of training, per host and episode
+            "flop_with_validation": self.mean("all_flop"),  # FLOP of training and validation
         }
 
     @property
@@ -106,6 +112,11 @@ class HostScore:
             part for part in (episode.part(wanted) for episode in self.episodes) if part.parameters
         ]
         return HostScore(self.name, episodes)
+
+    @property
+    def env_steps(self) -> int:
+        """Env-steps of all hosts."""
+        return sum(sum(episode.num_steps) for episode in self.episodes)
 
     def flat(self, name: str) -> list[float]:
         """The field `name` of all episodes, one after the other."""
@@ -160,22 +171,23 @@ def compare(grown: HostScore, control: HostScore) -> Comparison:
     )
 
 
-def verdict(comparison: Comparison, control: str) -> str:
-    """One sentence for a reader who has seen nothing else; `control` is its name."""
+def verdict(comparison: Comparison, control: str, equal: str = BUDGET_WORDS["steps"]) -> str:
+    """One sentence for a reader who has seen nothing else; `control` is its name, equal: what it
+    has as much of as the grown hosts.
+    """
     other = f"the control ({control_text(control)})"
     if comparison.pairs == 0:
         return f"Nothing to compare with {other}: no pair of finite accuracies."
     size = f"{times(comparison.parameters)} the parameters"
     facts = f"{comparison.test_accuracy.text(unit='points')} for {size}"
-    facts += f" and {times(comparison.train_flop)} the training FLOP"
+    if equal != BUDGET_WORDS["flop"]:
+        facts += f" and {times(comparison.train_flop)} the training FLOP"
     if comparison.pairs == 1:
         return f"One host in one episode says little, and has no interval: {facts}."
     if comparison.outcome == UNCLEAR:
-        return f"No difference that this run could show: {facts}."
-    gained = comparison.outcome == GAINED
-    if control == "wait":
-        return f"{'Growth paid' if gained else 'Growth cost accuracy'}: {facts}."
-    return f"The grown hosts end {'ahead of' if gained else 'behind'} {other}: {facts}."
+        return f"At equal {equal}, no difference from {other} that this run could show: {facts}."
+    side = "ahead of" if comparison.outcome == GAINED else "behind"
+    return f"At equal {equal}, the grown hosts end {side} {other}: {facts}."
 
 
 def times(ratio: float) -> str:

@@ -205,7 +205,7 @@ def test_what_stands_in_a_run_folder_stays_text(tmp_path: Path) -> None:
         [line(1, 40.0, blueprints={HOSTILE: {"germinated": 1}}, anomalies=[HOSTILE])],
         settings=f"label: '{HOSTILE}'\n",
         overrides=[f"note={HOSTILE}"],
-        ended=summary([50.0]) | {"verdict": HOSTILE},
+        ended=summary([50.0]) | {"controls": [{"verdict": HOSTILE}]},
     )
     text = page_text(made)
     assert "<img" not in text

@@ -61,7 +61,8 @@ def test_rows_at_the_end_of_runs_have_every_number_in_its_column(tmp_path: Path)
         "train_flop": [7e9, 8e9],
         "settings": {"task.host_lr": [0.1, 0.2], "data.name": ["fashion32", "synthetic"]},
     }
-    end = summary([50.0, 53.0], 4.0) | {"control": {"episodes": [episode]}}
+    end = summary([50.0, 53.0], 4.0)
+    end["controls"][0]["episodes"] = [episode]
     cut = {"episodes": [3, {"test_accuracies": [1.0], "settings": {"x": 3, "y": [1.0]}}]}
     run = replace(read_run(make_run(tmp_path / "one", ended=end | {"grown": cut})), group="mine")
     assert list(run_tables.host_rows([replace(run, summary={"grown": {"episodes": 3}})])) == []

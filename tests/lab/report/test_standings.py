@@ -41,7 +41,7 @@ def test_a_group_tells_the_flop_of_its_hosts_and_a_gain_where_every_run_has_a_co
         end = summary([40.0, 42.0])
         sizes = {"size": size, "flop": flop}
         ends.append(end | {"grown": {"test_accuracy": 41.0} | sizes})
-    ends.append(ends[0] | {"control": None, "difference": None})
+    ends.append(ends[0] | {"controls": []})
     runs = [
         read_run(make_run(tmp_path / str(seed), seed=seed, ended=end))
         for seed, end in enumerate(ends)
@@ -141,8 +141,8 @@ def test_the_numbers_beside_the_verdict_of_one_run_are_those_of_its_end_or_its_l
         ),
         (
             [[40.0, 41.0, 42.0]],
-            "Growth paid: +2.00 points over the control, mean of 3 runs; 3 runs end at 41.00 "
-            "[38.52, 43.48] %.",
+            "Grown hosts end ahead of the control: +2.00 points, mean of 3 runs; 3 runs end at "
+            "41.00 [38.52, 43.48] %.",
         ),
         ([[None]], "Not finished: no round has come to its end yet."),
         (
@@ -170,12 +170,12 @@ def test_the_verdict_of_rounds_without_an_accuracy_is_a_whole_sentence(tmp_path:
     [
         (
             (2.0, 2.2),
-            "Growth paid: +2.10 points [+0.83, +3.37] over the control, mean of 2 runs; {}.",
+            "Grown hosts end ahead of the control: +2.10 points [+0.83, +3.37], mean of 2 runs; "
+            "{}.",
         ),
         (
             (-2.0, -2.2),
-            "Growth cost accuracy: -2.10 points [-3.37, -0.83] against the control, mean of 2 "
-            "runs; {}.",
+            "Grown hosts end behind the control: -2.10 points [-3.37, -0.83], mean of 2 runs; {}.",
         ),
         (
             (2.0, 3.0),
@@ -196,7 +196,7 @@ def test_the_verdict_of_several_seeds_is_a_whole_sentence(
     runs = []
     for seed, gain in enumerate(gains):
         end = summary([40.0 + 2 * seed, 40.0 + 2 * seed], gain or 0.0)
-        end |= {"difference": None} if gain is None else {}
+        end |= {"controls": []} if gain is None else {}
         runs.append(read_run(make_run(tmp_path / str(seed), seed=seed, ended=end)))
     # 40 and 42: standard error 1, t of one degree of freedom 12.7062
     ended = "2 runs end at 41.00 [28.29, 53.71] %"

@@ -24,8 +24,7 @@ def test_the_control_is_recorded_beside_the_grown_hosts(
     assert sorted(zip(steps["step"], steps["env"], strict=True)) == [
         (step, env) for step in (1, 2, 3) for env in (0, 1)
     ]
-    assert summary.control is not None
-    (episode,) = summary.control.episodes
+    (episode,) = summary.controls[0].episodes
     last = steps["step"] == cfg.steps
     assert steps["accuracy"][last].tolist() == episode.validation_accuracies
     assert steps["train_flop"][steps["env"] == 1].sum() == pytest.approx(episode.train_flop[1])

@@ -65,9 +65,9 @@ def test_each_env_ends_as_in_a_run_on_its_set_alone(whole: Path, alone: dict[str
     both = summary_of(whole)
     for place, name in enumerate(NAMES):
         single = summary_of(alone[name])
-        for side in ("grown", "control"):
-            pairs = zip(both[side]["episodes"], single[side]["episodes"], strict=True)
-            for mine, its in pairs:
+        for side in (0, 1):
+            scores = [[summary["grown"], *summary["controls"]][side] for summary in (both, single)]
+            for mine, its in zip(*(score["episodes"] for score in scores), strict=True):
                 assert mine["settings"] == {DATA_NAME: ["synthetic", "fashion32", "synthetic"]}
                 for of in mine.keys() - {"settings"}:
                     assert mine[of][place::2] == its[of][place::2], (name, side, of)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig, ScheduleConfig
 from esper_soa.config.env import EarlyStopConfig, GatesConfig
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
@@ -112,10 +112,11 @@ def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(
         assert line["eps"] * seconds == pytest.approx(line["env_steps"] - before)
     waiting = {"policy": replace(SETTINGS.policy, name="wait"), "rounds": 3}
     own, waited, _ = played(tmp_path / "wait", **asked | waiting)
-    assert summary.control_env_steps == waited[2]["env_steps"] - waited[1]["env_steps"]
-    assert own.control_env_steps == 0
+    (control,) = summary.controls
+    assert control.env_steps == waited[2]["env_steps"] - waited[1]["env_steps"]
+    assert own.controls == []
     bar = [line for line in place.log.read_text().splitlines() if "env-steps  " in line]
-    whole = counts[2] + summary.control_env_steps
+    whole = counts[2] + control.env_steps
     assert f"{whole}/{whole} env-steps" in bar[-1]
     assert len(bar) == 1
 
@@ -129,18 +130,55 @@ def test_a_control_heeds_early_stop_too(tmp_path: Path, control: str) -> None:
     random = replace(SETTINGS.policy, name="random")
     summary, _, _ = played(tmp_path / "run", control=control, early_stop=early, policy=random)
     whole, _, _ = played(tmp_path / "whole", control=control, policy=random)
-    assert summary.control is not None
-    assert whole.control is not None
-    for mine, its in zip(summary.control.episodes, whole.control.episodes, strict=True):
+    (stopped,), (not_stopped,) = summary.controls, whole.controls
+    for mine, its in zip(stopped.episodes, not_stopped.episodes, strict=True):
         assert all(np.isfinite(mine.test_accuracies))
         assert all(flop > 0 for flop in mine.train_flop)
         assert sum(mine.train_flop) < sum(its.train_flop)
     if control in ("wait", "heuristic"):
         policy = replace(SETTINGS.policy, name=control)
         own, lines, _ = played(tmp_path / "own", early_stop=early, policy=policy)
-        assert summary.control.episodes == own.grown.episodes
-        flop = sum(summary.control.episodes[-1].train_flop) / ENVS
+        assert stopped.episodes == own.grown.episodes
+        flop = sum(stopped.episodes[-1].train_flop) / ENVS
         assert lines[-1]["train_flop"] == pytest.approx(flop)
+
+
+def test_learning_rates_follow_the_length_of_each_episode(tmp_path: Path) -> None:
+    """Hosts with an episode of so many env-steps end as those of a run of that length."""
+    task = replace(SETTINGS.task, lr_schedule="cosine")
+    lengths = EarlyStopConfig(length=f"[4,{STEPS}]")
+    asked = {"policy": replace(SETTINGS.policy, name="wait"), "task": task}
+    mixed, _, _ = played(tmp_path / "mixed", early_stop=lengths, **asked)
+    for first, steps in enumerate((4, STEPS)):
+        plain, _, _ = played(tmp_path / str(steps), steps=steps, **asked)
+        for mine, its in zip(mixed.grown.episodes, plain.grown.episodes, strict=True):
+            assert mine.test_losses[first::2] == its.test_losses[first::2]
+
+
+@pytest.mark.parametrize("name", ["wait", "static_final", "static_large"])
+def test_a_control_trains_at_the_cost_of_the_grown_host(tmp_path: Path, name: str) -> None:
+    asked = {"control": name, "control_budget": "flop", "early_stop": EarlyStopConfig()}
+    schedule = ScheduleConfig(germinate=[1, 3], fossilize=5)
+    asked |= {"policy": replace(SETTINGS.policy, name="schedule", schedule=schedule)}
+    summary, _, _ = played(tmp_path / "run", **asked)
+    (control,) = summary.controls
+    assert max(control.flat("num_steps")) > (name == "wait") * STEPS
+    costs = (score.flat("train_flop")[-ENVS:] for score in (summary.grown, control))
+    for spent, budget, steps in zip(*costs, control.flat("num_steps"), strict=True):
+        assert abs(budget - spent) <= budget / steps
+
+
+def test_a_control_on_as_many_images_ends_where_the_grown_host_did(tmp_path: Path) -> None:
+    early = EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3)
+    random = replace(SETTINGS.policy, name="random")
+    asked = {"control": "[wait,static_final]", "control_budget": "images"}
+    summary, _, _ = played(tmp_path / "run", early_stop=early, policy=random, **asked)
+    ends = summary.grown.flat("num_steps")
+    assert len(set(ends)) > 1
+    assert [control.flat("num_steps") for control in summary.controls] == [ends, ends]
+    wait = {"policy": replace(SETTINGS.policy, name="wait"), "steps": int(ends[-1])}
+    longest, _, _ = played(tmp_path / "wait", early_stop=EarlyStopConfig(), **wait)
+    assert summary.controls[0].flat("test_losses")[-1] == longest.grown.flat("test_losses")[-1]
 
 
 def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(tmp_path: Path) -> None:

@@ -133,7 +133,6 @@ def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) 
     assert (
         summary.grown.figures["validation_accuracy"] == lines(undisturbed)[-1]["accuracy"]["mean"]
     )
-    assert summary.control is not None
     assert_equal_runs(undisturbed, tmp_path / "copy")
 
 
@@ -150,9 +149,8 @@ def test_the_control_of_several_rounds_is_that_of_the_undisturbed_run_whenever_t
     fresh(settings("random", **(asked | {"rounds": 2, "control": "none"})), parts)
     summary = resumed(settings("random", **asked), parts)
     assert_equal_runs(whole, parts, rounds=3)
-    assert summary.control is not None
-    assert len(summary.control.episodes) == 2
-    assert (summary.grown, summary.control) == (undisturbed.grown, undisturbed.control)
+    assert len(summary.controls[0].episodes) == 2
+    assert (summary.grown, summary.controls) == (undisturbed.grown, undisturbed.controls)
     with pytest.raises(UserError, match="control_rounds: 2 -> 4"):
         resumed(settings("random", **(asked | {"control_rounds": 4})), parts)
 
@@ -166,10 +164,10 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
         resumed(changed, undisturbed)
     told = str(refusal.value)
     free = (
-        "name, device, run_dir, rounds, control, checkpoint_every, checkpoint_keep, profile, "
-        "report, resume, track, ranks, restarts, compute.workers, compute.threads, "
-        "compute.env_chunk, compute.compile, compute.engine, compute.cuda_graphs, telemetry.*, "
-        "data.name, data.root"
+        "name, device, run_dir, rounds, checkpoint_every, checkpoint_keep, control, "
+        "control_budget, profile, report, resume, track, ranks, restarts, compute.workers, "
+        "compute.threads, compute.env_chunk, compute.compile, compute.engine, "
+        "compute.cuda_graphs, telemetry.*, data.name, data.root"
     )
     assert told == (
         "resume: these settings are not those of the checkpoint:\n"

@@ -303,9 +303,9 @@ def test_a_policy_that_only_waits_is_its_own_control(
     waited = done(
         settings("wait", rounds=1, steps=2, telemetry=TelemetryConfig(progress="plain")), tmp_path
     )
-    assert waited.summary.control is None
+    assert waited.summary.controls == []
     written = json.loads(waited.folder.summary.read_text())
-    assert written["control"] is written["difference"] is written["verdict"] is None
+    assert written["controls"] == []
     assert "without growth" not in capsys.readouterr().out
 
 
@@ -314,8 +314,7 @@ def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(
 ) -> None:
     alone = [witnessed_round(world, WaitPolicy(), number).result for number in range(ROUNDS)]
     assert alone[0].accuracies != alone[-1].accuracies, "any round would do"
-    control = random_run.summary.control
-    assert control is not None
+    (control,) = random_run.summary.controls
     (episode,) = control.episodes
     assert control.name == "wait"
     # nothing has grown, so there is no rent
@@ -335,13 +334,13 @@ def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
     tmp_path: Path, world: World, rounds: list[Witnessed], name: str
 ) -> None:
     played = done(settings("random", rounds=3, control=name, control_rounds=2), tmp_path).summary
-    assert played.control is not None
+    (score_of_control,) = played.controls
     third = witnessed_round(world, RandomPolicy(), 2)
     quiet = Progress(1, Console(file=io.StringIO()), "off")
     host = world.rules.reward.counts.host
     for number, grown in ((1, rounds[1].result), (2, third.result)):
         other = play_control(name, settings("random"), world, grown, Round(number, quiet))
-        for score, result in ((played.grown, grown), (played.control, other)):
+        for score, result in ((played.grown, grown), (score_of_control, other)):
             episode = score.episodes[number - 1]
             assert episode.validation_accuracies == result.accuracies
             assert episode.parameters == result.parameters
@@ -351,9 +350,9 @@ def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
                 for size in result.parameters
             ]
             assert episode.nets == pytest.approx([*map(sub, episode.test_accuracies, rents)])
-    assert len(played.grown.episodes) == len(played.control.episodes) == 2
-    assert played.control_env_steps == 2 * ENVS * STEPS
-    assert (played.control.name, played.grown.name) == (name, "random")
+    assert len(played.grown.episodes) == len(score_of_control.episodes) == 2
+    assert score_of_control.env_steps == 2 * ENVS * STEPS
+    assert (score_of_control.name, played.grown.name) == (name, "random")
 
 
 def saved(done: Done, rounds_done: int) -> dict:

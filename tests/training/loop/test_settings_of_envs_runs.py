@@ -20,7 +20,11 @@ from tests.builders.tiny_runs import evaluate, fresh, records, resumed
 
 PRICE = "reward.rent_weight"
 RATE = "task.host_lr"
-SIDES = ("grown", "control")
+
+
+def scores_of(summary: dict) -> list[dict]:
+    """The grown hosts and those of the control."""
+    return [summary["grown"], *summary["controls"]]
 
 
 def drawn(**more: object) -> TrainConfig:
@@ -57,10 +61,10 @@ def test_the_summary_and_the_report_tell_configurations(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [one["settings"] for one in summary["configurations"]] == [{RATE: 0.01}, {RATE: 0.2}]
     for place, one in enumerate(summary["configurations"]):
-        for side in SIDES:
-            episodes = summary[side]["episodes"]
-            own = [value for episode in episodes for value in episode["nets"][place::2]]
-            assert one[side]["net"] == pytest.approx(sum(own) / 4)
+        sides = zip(scores_of(summary), (one["grown"], *one["controls"]), strict=True)
+        for score, figures in sides:
+            own = [value for episode in score["episodes"] for value in episode["nets"][place::2]]
+            assert figures["net"] == pytest.approx(sum(own) / 4)
     assert f"{RATE}=0.2" in (tmp_path / "log.txt").read_text()
     table = run_tables.table_of(run_tables.setting_rows([read_run(tmp_path, "run")]))
     assert table["value"] == [0.01, 0.2] * 8
@@ -77,7 +81,7 @@ def test_each_env_pays_its_own_rent_in_summary_and_evaluation(tmp_path: Path) ->
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("summary", "evaluation")
     )
     played = found["policies"]["random"]["samples"]
-    pairs = [(summary[side]["test_accuracies"], summary[side]["nets"]) for side in SIDES]
+    pairs = [(score["test_accuracies"], score["nets"]) for score in scores_of(summary)]
     for tested, nets in (*pairs, (played["test_accuracy"], played["net"])):
         rents = [accuracy - net for accuracy, net in zip(tested, nets, strict=True)]
         assert rents[::2] == [0.0, 0.0]

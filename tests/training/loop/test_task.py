@@ -78,7 +78,7 @@ def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -
         assert (mine / "episodes.jsonl").read_bytes() == (its / "episodes.jsonl").read_bytes()
         assert timeless(mine / "metrics.jsonl") == timeless(its / "metrics.jsonl")
         summaries = [json.loads((one / "summary.json").read_text()) for one in (mine, its)]
-        for part in ("grown", "control"):
+        for part in ("grown", "controls"):
             assert summaries[0][part] == summaries[1][part]
         for kind in ("best", "hosts"):
             files = [RunFolder(one).network_files(kind)[-1] for one in (mine, its)]

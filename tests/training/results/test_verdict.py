@@ -25,9 +25,10 @@ def score(name: str, *rounds: list[float]) -> HostScore:
     return HostScore(name, episodes)
 
 
-NOTHING = "No difference that this run could show"
-AHEAD = "The grown hosts end ahead of the control"
-BEHIND = "The grown hosts end behind the control"
+NOTHING = "At equal env-steps, no difference from the control ({}) that this run could show"
+AHEAD = "At equal env-steps, the grown hosts end ahead of the control"
+BEHIND = "At equal env-steps, the grown hosts end behind the control"
+PLAIN = "(without growth)"
 ONE = "One host in one episode says little, and has no interval"
 HIGHER = (2.0, 2.5, 3.0)
 GAIN = "+2.50 points [+1.26, +3.74]"
@@ -36,16 +37,21 @@ GAIN = "+2.50 points [+1.26, +3.74]"
 @pytest.mark.parametrize(
     ("control", "differences", "words", "interval"),
     [
-        ("wait", HIGHER, "Growth paid", GAIN),
-        ("wait", (-2.0, -2.5, -3.0), "Growth cost accuracy", "-2.50 points [-3.74, -1.26]"),
-        ("wait", (-2.0, 2.5, 3.0), NOTHING, "+1.17 points [-5.67, +8.01]"),
-        ("wait", (0.0, 0.0), NOTHING, "+0.00 points"),
+        ("wait", HIGHER, f"{AHEAD} {PLAIN}", GAIN),
+        ("wait", (-2.0, -2.5, -3.0), f"{BEHIND} {PLAIN}", "-2.50 points [-3.74, -1.26]"),
+        ("wait", (-2.0, 2.5, 3.0), NOTHING.format(PLAIN[1:-1]), "+1.17 points [-5.67, +8.01]"),
+        ("wait", (0.0, 0.0), NOTHING.format(PLAIN[1:-1]), "+0.00 points"),
         ("random", HIGHER, f"{AHEAD} (random play)", GAIN),
         ("schedule", HIGHER, f"{AHEAD} (schedule)", GAIN),
         ("static_final", HIGHER, f"{AHEAD} (final topology from the start)", GAIN),
         ("mine:Agent", HIGHER, f"{AHEAD} (agent Agent)", GAIN),
         ("static_large", (-2.0, -2.1), f"{BEHIND} (wider host)", "-2.05 points [-2.69, -1.41]"),
-        ("static_final", (1.0, -1.0), NOTHING, "+0.00 points [-12.71, +12.71]"),
+        (
+            "static_final",
+            (1.0, -1.0),
+            NOTHING.format("final topology from the start"),
+            "+0.00 points [-12.71, +12.71]",
+        ),
         ("schedule", (3.0,), ONE, "+3.00 points"),
     ],
 )
@@ -64,6 +70,7 @@ def test_every_control_has_words() -> None:
 
 def test_the_figures_of_hosts_are_over_those_that_have_them() -> None:
     first = Episode([50.0, 70.0], [40.0, 60.0], [100, 300], [30.0, 50.0], [1e6, 3e6], [2.0, 4.0])
+    first.all_flop.extend([2e6, 4e6])
     lost = math.inf, math.nan
     second = Episode([lost[0], 70.0], [lost[1], 80.0], [500, 700], [lost[1], 70.0], [5e6, 7e6])
     second.test_losses.extend([lost[1], 6.0])
@@ -76,6 +83,7 @@ def test_the_figures_of_hosts_are_over_those_that_have_them() -> None:
         "net": 50.0,
         "size": 400.0,
         "flop": 4e6,
+        "flop_with_validation": 3e6,
     }
     nowhere = Episode([lost[0]], [lost[1]], [0.0], [lost[1]], [0.0], [710.0])
     figures = HostScore("ppo", [nowhere]).figures
@@ -120,6 +128,9 @@ def test_the_ratios_are_those_of_the_means() -> None:
     found = compare(grown, control)
     assert (found.parameters, found.train_flop) == (4.0, 3.5)
     assert "for 4.0 times the parameters and 3.5 times the training FLOP" in verdict(found, "wait")
+    at_equal_cost = verdict(found, "wait", equal="training FLOP")
+    assert at_equal_cost.startswith("At equal training FLOP, ")
+    assert at_equal_cost.endswith("for 4.0 times the parameters.")
 
 
 @pytest.mark.parametrize(

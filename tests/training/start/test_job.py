@@ -82,9 +82,8 @@ def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> Non
         "policy.schedule.fossilize=9",
     )
     assert summary.seeds == {"germinated": 2, "blended": 2, "fossilized": 2, "pruned": 0}
-    assert summary.control is not None
     # a norm seed of 2 channels: 2 * 2 + 1 parameters
-    assert summary.grown.figures["size"] - summary.control.figures["size"] == 5
+    assert summary.grown.figures["size"] - summary.controls[0].figures["size"] == 5
     (line,) = lines(tmp_path / "run")
     assert line["ops_successful"]["fossilize"] == 2
 

@@ -147,7 +147,7 @@ def test_two_ranks_play_and_learn_what_one_process_does(
     shared = play(tmp_path)
     agree(alone, shared, range(1, 3))
     summaries = [json.loads((path / "summary.json").read_text()) for path in (alone, shared)]
-    for part in ("grown", "control"):
+    for part in ("grown", "controls"):
         assert summaries[0][part] == summaries[1][part]
     for name in ("best", "hosts"):
         files = [RunFolder(path).network_files(name) for path in (alone, shared)]
