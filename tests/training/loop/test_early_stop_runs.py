@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig, ScheduleConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import EarlyStopConfig, GatesConfig
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
@@ -158,8 +158,7 @@ def test_learning_rates_follow_the_length_of_each_episode(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["wait", "static_final", "static_large"])
 def test_a_control_trains_at_the_cost_of_the_grown_host(tmp_path: Path, name: str) -> None:
     asked = {"control": name, "control_budget": "flop", "early_stop": EarlyStopConfig()}
-    schedule = ScheduleConfig(germinate=[1, 3], fossilize=5)
-    asked |= {"policy": replace(SETTINGS.policy, name="schedule", schedule=schedule)}
+    asked |= {"policy": replace(SETTINGS.policy, name="heuristic")}
     summary, _, _ = played(tmp_path / "run", **asked)
     (control,) = summary.controls
     assert max(control.flat("num_steps")) > (name == "wait") * STEPS
