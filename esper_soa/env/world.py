@@ -178,7 +178,7 @@ class World:
             self.place_of_length = self.reduction.rows_here(places)
 
     def _rate_factor(self, step: int) -> float | Tensor:
-        """What learning rates are multiplied by, float64 [N, 1] where episodes differ in length."""
+        """Factor of the learning rates, float64 [N, 1] where episodes differ in length."""
         schedule = self.setup.task.lr_schedule
         factors = [lr_factor(schedule, step, num_steps) for num_steps in self.num_steps]
         if len(factors) == 1 or schedule == "constant":

@@ -73,7 +73,7 @@ class RunRecord:
 
     @property
     def controls(self) -> list[Record]:
-        """What summary.json says of each control; until 0.1.0 it had one, beside its difference."""
+        """Records of the controls in summary.json; until 0.1.0 it had one, and its difference beside."""
         controls = self.summary.get("controls")
         if isinstance(controls, list):
             return [part({"": control}, "") for control in controls]

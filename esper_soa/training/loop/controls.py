@@ -62,7 +62,7 @@ def play_control(
         player = Player(rule_player(name, "control", cfg.policy, setup=world.setup), None)
     if cfg.control_budget != "steps":
         all_envs = world.reduction.all_envs(world.setup.num_envs)
-        lengths = lengths_at_budget(cfg.control_budget, world, grown, request.topology)
+        lengths = lengths_at_budget(cfg.control_budget, world, grown, topology=request.topology)
         # the bar expects as many env-steps as the grown hosts may have
         request.progress.skip_env_steps(all_envs * (cfg.steps - max(lengths)))
         world = world.lasting(lengths)

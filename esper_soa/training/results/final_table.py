@@ -106,7 +106,7 @@ class Summary:
 
     @property
     def equal(self) -> str:
-        """What grown hosts and those of controls have as much of, in words."""
+        """The quantity that grown hosts and those of controls have as much of, in words."""
         return BUDGET_WORDS[self.budget].format(samples=self.samples)
 
 
@@ -137,7 +137,7 @@ def _control(summary: Summary, control: HostScore) -> dict[str, Json]:
     unknown = dict.fromkeys(("low", "high")) if comparison.pairs < 2 else {}
     names = ("test_accuracy", "net", "test_loss")
     intervals = {name: getattr(comparison, name)._asdict() | unknown for name in names}
-    facts = {"confidence": CONFIDENCE_LEVEL, "outcome": comparison.outcome}
+    facts: dict[str, Json] = {"confidence": CONFIDENCE_LEVEL, "outcome": comparison.outcome}
     return _score(control) | {
         "difference": facts | comparison._asdict() | intervals,
         "verdict": verdict(comparison, control.name, equal=summary.equal),
