@@ -73,7 +73,7 @@ class RunRecord:
 
     @property
     def controls(self) -> list[Record]:
-        """Records of the controls in summary.json; until 0.1.0 it had one, and its difference beside."""
+        """Records of the controls in summary.json, which had one with its difference beside it."""
         controls = self.summary.get("controls")
         if isinstance(controls, list):
             return [part({"": control}, "") for control in controls]
