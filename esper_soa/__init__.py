@@ -7,6 +7,8 @@ What is listed in `__all__` is the public interface; everything else may change.
 when they are first asked for, as torch takes seconds; type checkers read the imports below.
 """
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -125,8 +127,12 @@ def __getattr__(name: str) -> object:
         return [*HOMES, "__version__"]
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    state: AbstractContextManager[None] = nullcontext()
+    if "torch" in sys.modules:  # whose state the caller may have changed; tensordict computes
+        state = import_module(f"{__name__}.system.torch_state").package_state()
     try:
-        return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+        with state:
+            return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("esper_soa.lab"):
             raise

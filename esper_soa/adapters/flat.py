@@ -15,6 +15,7 @@ from esper_soa.env.observation import feature_names
 from esper_soa.simulator import Info, Simulator, Value, play_settings, with_policy
 from esper_soa.state import Masks, Observation
 from esper_soa.system.errors import SettingError, check
+from esper_soa.system.torch_state import package_state
 from esper_soa.vocabulary import HEADS, Blueprint, head_sizes
 
 ACTIONS = ("joint", "heads")  # one number per env, or one choice per head
@@ -81,12 +82,14 @@ class FlatEnvs:
             raise RuntimeError("call reset first")
         return self._shown
 
+    @package_state()
     def reset(self, seed: int | None = None) -> tuple[FlatObservation, Info]:
         """Begin the next round, or round 0 of `seed`."""
         observation, info = self.sim.reset(seed)
         self._shown = self._show(observation, info.masks)
         return self._shown, info
 
+    @package_state()
     def step(self, action: Tensor, go_on: bool = True) -> Turn:
         """Carry out actions int64 [N] or [N, 8]. Raises RuntimeError before `reset`.
 
@@ -130,6 +133,7 @@ class FlatEnvs:
         return FlatObservation(features, torch.cat(list(parts.values()), 1))
 
 
+@package_state()
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
     """Envs of `make(experiment, illegal="wait", **settings)`; raises UserError as there."""
     played = with_policy(play_settings(experiment, (), settings), "wait")

@@ -15,6 +15,7 @@ from esper_soa.config.env import ENV_SETTINGS
 from esper_soa.config.nets import SlotSpec
 from esper_soa.env.observation import feature_names
 from esper_soa.state import Decision, Masks, Observation, View
+from esper_soa.system.torch_state import package_state
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, head_sizes
 
 
@@ -51,6 +52,7 @@ class Controller(nn.Module):
         """Forget all envs: the next call begins an episode, of any number of envs."""
         self.memory = ()
 
+    @package_state()
     @torch.no_grad()
     def forward(
         self,
@@ -83,10 +85,12 @@ class Controller(nn.Module):
         decision, self.memory, _ = decide(observation, legal, noise, memory)
         return {name: decision.action.get(name) for name in HEAD_NAMES}
 
+    @package_state()
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Initial memory of N envs, for a caller that manages memory itself."""
         return self.policy.start(num_envs, device)
 
+    @package_state()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """One action per env and the new memory; the memory of this object is not used."""
         return self.policy.act(view, memory)
@@ -116,7 +120,6 @@ def controller_of(spec: dict, tensors: Mapping[str, Tensor]) -> Controller:
     """The policy of a `spec` with these `tensors`; RuntimeError where they do not fit."""
     with torch.device("meta"):  # sizes are compared before anything is allocated
         Controller(spec).load_state_dict(dict(tensors), assign=True)
-    with torch.random.fork_rng(devices=[]):
-        controller = Controller(spec)
+    controller = Controller(spec)
     controller.load_state_dict(dict(tensors))
     return controller.eval()

@@ -117,6 +117,7 @@ class RecurrentPolicy(nn.Module):
     places: Tensor  # float32 [S, 4]
     floors: Tensor  # float32 [8, 1], least probability of a legal choice, in HEADS order
 
+    @torch.random.fork_rng(devices=[])  # layers draw weights, which are replaced
     def __init__(
         self,
         config: PolicyConfig,

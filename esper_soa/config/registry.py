@@ -26,6 +26,7 @@ LAYER = "layer"
 DATASET = "dataset"
 REWARD = "reward"
 AGENT = "agent"
+TORCH_STATE = "esper_soa.system.torch_state"
 TOPOLOGY = "_esper_soa_topology"  # of a blueprint's features, see config/nets.py
 MARK = "_esper_soa_"  # begins the attribute of a part that has its name, the kind ends it
 NAME = r"[A-Za-z_][\w-]{0,59}"
@@ -131,8 +132,10 @@ def find(kind: str, reference: str, setting: str) -> Part:
     What the module itself raises while it is imported is not caught.
     """
     place, _, name = reference.partition(":")
+    state = importlib.import_module(TORCH_STATE)
     try:
-        module = importlib.import_module(place)
+        with state.package_state():  # again, whatever the module sets
+            module = importlib.import_module(place)
     except ImportError as error:
         is_absent = f"{place}.".startswith(f"{error.name}.")
         remedy = "PYTHONPATH=<folder> says where it lies." if is_absent else ""
