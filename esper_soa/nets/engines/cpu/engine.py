@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
@@ -137,11 +138,20 @@ def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
     )
     arrays: records.Held = {
         "seed_width": np.array([pool["params"].shape[1] for pool in pools], dtype=np.int64),
-        "seed_params": np.array([pool["params"].data_ptr() for pool in pools], dtype=np.int64),
-        "seed_momentum": np.array([pool["momentum"].data_ptr() for pool in pools], dtype=np.int64),
+        "seed_params": _addresses(pools, "params", len(params)),
+        "seed_momentum": _addresses(pools, "momentum", len(params)),
         "alpha": shared.alpha.to(params.dtype).contiguous(),
     }
-    return records.point(record, {**tables, **seeds, **arrays, **host})
+    return records.point(record, {**tables, **seeds, **arrays, **host}, rows=len(params))
+
+
+def _addresses(pools: Sequence[TensorDict], name: str, rows: int) -> np.ndarray:
+    """Where rows [N, W] of each pool begin, int64 [S]."""
+    places = [
+        records.address(name, pool[name], records.SINGLE, count=rows * pool["params"].shape[1])
+        for pool in pools
+    ]
+    return np.array(places, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,7 @@ class CpuEngine(PieceEngine):
             envs: np.ndarray, gradients: Gradients, call: Call
         ) -> tuple[Tensor, Tensor]:
             numbers = torch.from_numpy(envs)
-            loss = torch.zeros(envs.size)
+            loss = torch.zeros(envs.size, dtype=torch.float32)
             correct = torch.zeros(envs.size, dtype=torch.int64)
             crops = crops_of_batches(numbers, 0, num_batches)
             images = crops.first.shape[1]
@@ -179,7 +189,7 @@ class CpuEngine(PieceEngine):
                     count=envs.size,
                     batch=images // num_batches,
                     accumulate=setup.accumulate,
-                    images=records.crops_record(crops.bank, first),
+                    images=records.crops_record(crops.bank, first, envs.size * (images // steps)),
                     vanishing_norm=VANISHING_NORM,
                     exploding_norm=EXPLODING_NORM,
                     tiny=SMALLEST_NORM,
@@ -188,7 +198,7 @@ class CpuEngine(PieceEngine):
                 held |= {"loss": loss, "correct": correct, "host": moves[0], "seed": moves[1]}
                 if step % setup.task.gradient_stride == 0:
                     held.update(gradients)
-                records.point(record, held)
+                records.point(record, held, rows=len(shared.alpha), slots=networks.slots)
                 records.call("train_networks", record)
             return loss / num_batches, 100.0 * correct.to(STATE_FLOAT) / images
 
@@ -211,12 +221,13 @@ class CpuEngine(PieceEngine):
                 count=envs.size,
                 images=first.shape[1],
                 shared=first.shape[0] == 1,
-                images_of=records.crops_record(crops.bank, first),
+                images_of=records.crops_record(crops.bank, first, first.numel()),
                 codes=codes.size,
                 ablated=job.ablated,
             )
             held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "code": codes}
-            records.point(record, held | {"loss": loss, "correct": correct, "counted": counts})
+            held |= {"loss": loss, "correct": correct, "counted": counts}
+            records.point(record, held, orders=len(first))
             records.call("validate_networks", record)
             return loss / counts, 100.0 * correct.to(STATE_FLOAT) / counts[:, None]
 

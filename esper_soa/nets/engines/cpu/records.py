@@ -5,9 +5,11 @@ the caches. The records are those of chain.h, images.h, sgd.h, train.h and valid
 """
 
 import ctypes
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -15,11 +17,30 @@ from esper_soa.nets.data.images import ImageBank
 from esper_soa.nets.engines.cpu.library import kernels
 from esper_soa.nets.sgd import UpdateRule
 
-Record = TypeVar("Record", bound=ctypes.Structure)
+
+class Numbers(NamedTuple):
+    """Numbers of one format, one after the other, to which a pointer of a record leads."""
+
+    dtypes: frozenset[object]  # of torch and numpy
+    # names of its sizes: fields of the record, whole numbers, or what `point` is told
+    shape: tuple[str, ...]
+
+
+class PointingRecord(ctypes.Structure):
+    """A record of C whose pointers lead to numbers that are checked."""
+
+    POINTERS: Mapping[str, Numbers]
+
+
+Record = TypeVar("Record", bound=PointingRecord)
 Held = dict[str, np.ndarray | Tensor]  # what a record points to, by field
 POINTER = ctypes.c_void_p
 INTEGER = ctypes.c_int64
 NUMBER = ctypes.c_double
+BYTES = frozenset({torch.uint8, torch.bool})
+WHOLE = frozenset({torch.int64, np.dtype(np.int64)})
+SINGLE = frozenset({torch.float32})
+DOUBLE = frozenset({torch.float64, np.dtype(np.float64)})
 # flags of a seed, as in blend.h
 THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))
 
@@ -28,16 +49,30 @@ def all_of(kind: type, names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 
-class CropsRecord(ctypes.Structure):
+def lead_to(dtypes: frozenset[object], shapes: Mapping[str, str]) -> dict[str, Numbers]:
+    """Numbers by the fields of a record that point to them; shapes: the fields of each shape."""
+    return {
+        name: Numbers(dtypes, tuple(shape.split()))
+        for shape, names in shapes.items()
+        for name in names.split()
+    }
+
+
+class CropsRecord(PointingRecord):
     """crops of images.h."""
 
     _fields_ = [
         *all_of(INTEGER, "size line colour env_stride"),
         *all_of(POINTER, "bytes first values"),
     ]
+    POINTERS = {
+        **lead_to(BYTES, {"bytes_of_bank": "bytes"}),
+        **lead_to(WHOLE, {"crops": "first"}),
+        **lead_to(SINGLE, {"banks 3 256": "values"}),
+    }
 
 
-class NativeNetworks(ctypes.Structure):
+class NativeNetworks(PointingRecord):
     """networks of chain.h."""
 
     _fields_ = [
@@ -50,6 +85,25 @@ class NativeNetworks(ctypes.Structure):
         *all_of(POINTER, "seed_kind seed_flags alpha"),
         *all_of(NUMBER, "norm_momentum eps"),
     ]
+    POINTERS = {
+        **lead_to(
+            WHOLE,
+            {
+                "blocks": "channels kernels pooled before after",
+                "slots": "gate_at gate_hidden seed_width seed_params seed_momentum",
+                "slots blueprints parts 6": "programs",
+                "rows slots": "seed_kind seed_flags",
+            },
+        ),
+        **lead_to(
+            SINGLE,
+            {
+                "rows width": "params momentum",
+                "rows statistics_width": "statistics",
+                "rows slots": "alpha",
+            },
+        ),
+    }
 
 
 class Sgd(ctypes.Structure):
@@ -58,7 +112,7 @@ class Sgd(ctypes.Structure):
     _fields_ = all_of(NUMBER, "max_norm eps rate momentum decay")
 
 
-class Training(ctypes.Structure):
+class Training(PointingRecord):
     """training of train.h."""
 
     _fields_ = [
@@ -70,9 +124,15 @@ class Training(ctypes.Structure):
         *all_of(POINTER, "host seed loss correct l2 health ratio vanishing exploding measured"),
         *all_of(NUMBER, "vanishing_norm exploding_norm tiny"),
     ]
+    POINTERS = {
+        **lead_to(WHOLE, {"count": "envs correct", "count accumulate batch": "labels"}),
+        **lead_to(SINGLE, {"count": "loss"}),
+        **lead_to(DOUBLE, {"rows 5": "host seed", "rows slots": "l2 health ratio"}),
+        **lead_to(BYTES, {"rows slots": "vanishing exploding measured"}),
+    }
 
 
-class Validation(ctypes.Structure):
+class Validation(PointingRecord):
     """validation of validate.h."""
 
     _fields_ = [
@@ -85,23 +145,59 @@ class Validation(ctypes.Structure):
         *all_of(INTEGER, "codes ablated"),
         *all_of(POINTER, "code loss correct counted"),
     ]
+    POINTERS = {
+        **lead_to(WHOLE, {"count": "envs counted", "orders images": "labels", "codes": "code"}),
+        **lead_to(WHOLE, {"count codes": "correct"}),
+        **lead_to(DOUBLE, {"count": "loss"}),
+    }
 
 
-def point(record: Record, fields: Held) -> Record:
-    """The record, with pointers to what it holds from here on, by field."""
+def address(name: str, values: np.ndarray | Tensor, dtypes: frozenset[object], count: int) -> int:
+    """Where the `count` numbers of `values` begin; TypeError unless native code may take them as
+    such: of one of `dtypes`, on the CPU, one after the other.
+    """
+    if isinstance(values, Tensor):
+        fits = values.is_cpu and values.is_contiguous() and values.numel() == count
+        place = values.data_ptr()
+    else:
+        fits = values.flags.c_contiguous and values.size == count
+        place = values.ctypes.data
+    if not fits or values.dtype not in dtypes:
+        given = f"{values.dtype} {list(values.shape)}"
+        formats = " or ".join(map(str, dtypes))
+        raise TypeError(f"{name} is {given}, not {count} of {formats} in a row on the CPU")
+    return place
+
+
+def point(record: Record, fields: Held, **sizes: int) -> Record:
+    """The record, with pointers to what it holds from here on, by field.
+
+    sizes: by the names in its POINTERS. TypeError where the fields hold anything else.
+    """
     for name, values in fields.items():
-        place = values.data_ptr() if isinstance(values, Tensor) else values.ctypes.data
-        setattr(record, name, place)
+        dtypes, shape = record.POINTERS[name]
+        count = 1
+        for part in shape:
+            count *= sizes[part] if part in sizes else _size(record, part)
+        setattr(record, name, address(name, values, dtypes, count=count))
     record.held = fields  # type: ignore[attr-defined]
     return record
 
 
-def crops_record(bank: ImageBank, first: Tensor) -> CropsRecord:
-    """Record of images that begin at bytes `first` of a bank; its tensors must outlive it."""
+def _size(record: PointingRecord, part: str) -> int:
+    return int(part) if part.isdigit() else int(getattr(record, part))
+
+
+def crops_record(bank: ImageBank, first: Tensor, crops: int) -> CropsRecord:
+    """Record of images that begin at so many bytes `first` of a bank, whose tensors must outlive
+    it.
+    """
     lines = bank.lines
     env_stride = bank.values.stride(0) if bank.values.dim() == 3 else 0
     record = CropsRecord(line=lines.stride(1), colour=lines.stride(2), env_stride=env_stride)
-    return point(record, {"bytes": lines, "first": first, "values": bank.values})
+    held: Held = {"bytes": lines, "first": first, "values": bank.values}
+    banks = bank.values.numel() // (3 * 256)
+    return point(record, held, bytes_of_bank=lines.numel(), crops=crops, banks=banks)
 
 
 def sgd_of(rule: UpdateRule, num_nets: int) -> np.ndarray:

@@ -17,7 +17,19 @@ from torch.autograd.function import FunctionCtx
 from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engines.cpu import records
-from esper_soa.nets.engines.cpu.records import INTEGER, NUMBER, POINTER, all_of
+from esper_soa.nets.engines.cpu.records import (
+    BYTES,
+    DOUBLE,
+    INTEGER,
+    NUMBER,
+    POINTER,
+    SINGLE,
+    WHOLE,
+    PointingRecord,
+    address,
+    all_of,
+    lead_to,
+)
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.parts import LayerSpec, Parameter
@@ -33,7 +45,7 @@ SAVED_PADDING = 16  # numbers behind what is saved, which is read in whole vecto
 BLOCK_TENSORS = LAYER_TENSORS // 2  # tensors of a block: of the norm, and of two linear layers
 
 
-class SequenceBlock(ctypes.Structure):
+class SequenceBlock(PointingRecord):
     """sequence_block of sequence.h."""
 
     _fields_ = [
@@ -44,9 +56,19 @@ class SequenceBlock(ctypes.Structure):
         ("steps", INTEGER * BLOCK_TENSORS),
         ("gradients", POINTER * BLOCK_TENSORS),
     ]
+    POINTERS = lead_to(
+        SINGLE,
+        {
+            "batch length nets width": "x grad_out out grad_x",
+            "sequences length 2": "statistics",
+            "sequences length inner": "hidden",
+            "sequences length mixed_width": "mixed",
+            "sequences length heads": "sums",
+        },
+    )
 
 
-class SequenceHead(ctypes.Structure):
+class SequenceHead(PointingRecord):
     """sequence_head of sequence.h."""
 
     _fields_ = [
@@ -56,6 +78,15 @@ class SequenceHead(ctypes.Structure):
         ("steps", INTEGER * 3),
         *all_of(POINTER, "labels loss correct grad_x grad_scale grad_shift grad_table"),
     ]
+    POINTERS = {
+        **lead_to(
+            SINGLE, {"batch length nets width": "x grad_x", "nets width": "grad_scale grad_shift"}
+        ),
+        **lead_to(SINGLE, {"nets tokens width": "grad_table"}),
+        **lead_to(WHOLE, {"nets batch length": "labels"}),
+        **lead_to(DOUBLE, {"nets": "loss"}),
+        **lead_to(BYTES, {"nets batch length": "correct"}),
+    }
 
 
 class BlockKind(NamedTuple):
@@ -66,13 +97,23 @@ class BlockKind(NamedTuple):
     gelu: bool = False
 
 
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros(like.shape, dtype=torch.float32)
+
+
 def _memory_of(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous()
 
 
+def _pointer(tensor: Tensor | None) -> int | None:
+    """Where parameters [n, ...] begin, of which each network's numbers are one after the other."""
+    if tensor is None:
+        return None
+    return address("parameters", tensor[0], SINGLE, count=tensor.numel() // len(tensor))
+
+
 def _pointers(tensors: list[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    places = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    return (POINTER * BLOCK_TENSORS)(*places)
+    return (POINTER * BLOCK_TENSORS)(*map(_pointer, tensors))
 
 
 class _Block(torch.autograd.Function):
@@ -92,9 +133,9 @@ class _Block(torch.autograd.Function):
         assert weight is not None
         nets, _, width = weight.shape
         saves = any(ctx.needs_input_grad)  # type: ignore[attr-defined]
-        count = nets * batch if saves else 1
+        count = (nets * batch if saves else 1) * length
         saved = [
-            rows.new_empty(count * length * numbers + SAVED_PADDING)
+            rows.new_empty(count * numbers + SAVED_PADDING)[: count * numbers]
             for numbers in (2, kind.inner, width if kind.heads else 0, kind.heads)
         ]
         record = _block_record(kind, rows, tensors, saved=saved)
@@ -113,7 +154,7 @@ class _Block(torch.autograd.Function):
         record.saves = True
         out = _memory_of(grad)
         grad_x = torch.empty_like(rows)
-        grads = [None if tensor is None else torch.zeros(tensor.shape) for tensor in tensors]
+        grads = [None if tensor is None else _zeros(tensor) for tensor in tensors]
         records.point(record, {"grad_out": out, "grad_x": grad_x})
         record.gradients = _pointers(grads)
         records.call("sequence_block_pass", record)
@@ -140,7 +181,10 @@ def _block_record(
         *[0 if tensor is None else tensor.stride(0) for tensor in tensors]
     )
     names = ("x", "statistics", "hidden", "mixed", "sums")
-    return records.point(record, dict(zip(names, (rows, *saved), strict=True)))
+    held: records.Held = dict(zip(names, (rows, *saved), strict=True))
+    mixed_width = record.width if kind.heads else 0
+    sequences = saved[0].numel() // (2 * length)
+    return records.point(record, held, sequences=sequences, mixed_width=mixed_width)
 
 
 class _Head(torch.autograd.Function):
@@ -160,14 +204,15 @@ class _Head(torch.autograd.Function):
         record.width = width
         record.tokens = tokens
         record.eps = NORM_EPS
-        held: records.Held = {"x": rows, "scale": scale, "shift": shift, "table": table}
-        held |= {"labels": labels, "loss": loss, "correct": correct}
+        held: records.Held = {"x": rows, "labels": labels, "loss": loss, "correct": correct}
         if any(ctx.needs_input_grad):  # type: ignore[attr-defined]
-            grads = [torch.zeros(tensor.shape) for tensor in (scale, shift, table)]
+            grads = list(map(_zeros, (scale, shift, table)))
             grad_x = torch.empty_like(rows)
             names = ("grad_x", "grad_scale", "grad_shift", "grad_table")
             held |= dict(zip(names, (grad_x, *grads), strict=True))
             ctx.save_for_backward(grad_x, *grads)
+        for name, tensor in {"scale": scale, "shift": shift, "table": table}.items():
+            setattr(record, name, _pointer(tensor))
         record.steps = (INTEGER * 3)(scale.stride(0), shift.stride(0), table.stride(0))
         records.call("sequence_head_pass", records.point(record, held))
         return loss, correct

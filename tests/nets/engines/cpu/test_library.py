@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from esper_soa.nets.engine import TrainReport
-from esper_soa.nets.engines.cpu import cache, compiler, library, proof
+from esper_soa.nets.engines.cpu import cache, compiler, library, proof, records
 from esper_soa.nets.engines.cpu.proof import choose_native
+from esper_soa.nets.engines.cpu.records import PointingRecord
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import rules_of
@@ -229,10 +231,41 @@ def test_the_library_exports_its_entry_points_alone() -> None:
 
 
 def test_every_record_that_python_fills_is_compared() -> None:
-    records = ctypes.Structure.__subclasses__()
-    ours = {one for one in records if one.__module__.startswith("esper_soa.")}
-    (field,) = ours - {*proof.NATIVE_RECORDS.values()}  # what every record is described by
-    assert field.__name__.endswith("Field")
+    made = [*ctypes.Structure.__subclasses__(), *PointingRecord.__subclasses__()]
+    ours = {kind.__name__: kind for kind in made if kind.__module__.startswith("esper_soa.")}
+    for kind in proof.NATIVE_RECORDS.values():
+        assert ours.pop(kind.__name__) is kind
+    # what every record is described by, and the base of those with pointers
+    assert ours.keys() == {"_Field", "PointingRecord"}
+
+
+def test_every_pointer_is_of_a_record_that_checks_where_it_leads() -> None:
+    for kind in proof.NATIVE_RECORDS.values():
+        pointers = {name for name, field, *_ in kind._fields_ if field is records.POINTER}
+        checked = set(kind.POINTERS) if issubclass(kind, PointingRecord) else set()
+        # parameters of sequences, of which networks have steps, are checked by network
+        assert pointers - checked <= {"scale", "shift", "table"}, kind
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.zeros(2, dtype=torch.float16),
+        torch.zeros(2, dtype=torch.float32),
+        torch.zeros(1, dtype=torch.float64),
+        torch.zeros(4, dtype=torch.float64)[::2],
+        torch.zeros(2, dtype=torch.float64, device="meta"),
+        np.zeros(2, dtype=np.int32),
+        np.zeros((2, 2))[:, 0],
+    ],
+    ids=lambda wrong: f"{wrong.dtype} {list(wrong.shape)}",
+)
+def test_what_native_code_would_read_or_write_as_something_else_is_refused(wrong) -> None:
+    record = records.Validation(count=2)
+    with pytest.raises(TypeError, match="loss is"):
+        records.point(record, {"loss": wrong})
+    assert not record.loss
+    assert records.point(record, {"loss": torch.zeros(2, dtype=torch.float64)}).loss
 
 
 CASES = [(proof.image_case, sizes) for sizes in proof.IMAGE_SIZES]
