@@ -18,12 +18,14 @@ from pprint import pformat
 from typing import TypeAlias
 
 import torch
+from torch import nn
 
-from esper_soa.grown.module_files import save
+from esper_soa.grown.module_files import check_layers, current_spec, plain_module, save
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.errors import UserError, check
 from esper_soa.system.files import write_bytes
+from esper_soa.system.torch_state import package_state
 
 CODE_WIDTH = 116  # letters of a line
 EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
@@ -53,7 +55,7 @@ def save_pt2(net: GrownNetwork, path: Path) -> None:
     """Write a program of torch.export for any number of samples; spec.json is an extra file."""
     program = torch.export.export(net, **_example_inputs(net))
     content = io.BytesIO()
-    torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
+    torch.export.save(program, content, extra_files={"spec.json": json.dumps(current_spec(net))})
     write_bytes(path.resolve(), content.getvalue())
 
 
@@ -72,7 +74,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
             output_names=["logits"],
         )
     model = program.model_proto  # type: ignore[union-attr]
-    model.metadata_props.add(key="spec", value=json.dumps(net.spec))
+    model.metadata_props.add(key="spec", value=json.dumps(current_spec(net)))
     write_bytes(path.resolve(), model.SerializeToString())
 
 
@@ -99,7 +101,7 @@ def save_code(net: GrownNetwork, path: Path) -> None:
     _, source = Path(modules.__file__).read_text(encoding="utf-8").split('"""\n', 1)
     lines = [
         CODE_HEAD + source,
-        f"SPEC = {pformat(net.spec, width=CODE_WIDTH, sort_dicts=False)}",
+        f"SPEC = {pformat(current_spec(net), width=CODE_WIDTH, sort_dicts=False)}",
         'WEIGHTS = """',
         *textwrap.wrap(base64.b64encode(content.getvalue()).decode(), CODE_WIDTH),
         '"""',
@@ -124,7 +126,8 @@ FORMATS: dict[str, tuple[str, Writer]] = {  # file name ending and writer
 }
 
 
-def export(net: GrownNetwork, target: str | PathLike[str], to: str | PathLike[str] = ".") -> Path:
+@package_state()
+def export(net: nn.Module, target: str | PathLike[str], to: str | PathLike[str] = ".") -> Path:
     """Write `net` as esper-export does; returns the path of the file.
 
     target: a file whose ending names the format (.safetensors, .pt2, .onnx, .py); or the format
@@ -132,12 +135,14 @@ def export(net: GrownNetwork, target: str | PathLike[str], to: str | PathLike[st
     made where it is new. Raises UserError for another format, and for what is no grown network;
     OSError where the file cannot be written.
     """
-    if not isinstance(net, GrownNetwork):
+    plain = plain_module(net)
+    if not isinstance(plain, GrownNetwork):
         raise UserError(f"a {type(net).__name__} is no grown network, as run.export() returns them")
+    check_layers(plain)
     name = str(target)
     path = Path(target)
     if name in FORMATS:
-        env = net.spec["env"]
+        env = plain.spec["env"]
         check(type(env) is int and env >= 0, "env", env, allowed="the number of a host, from 0")
         path = Path(to, f"host_{env}{FORMATS[name][0]}")
     else:
@@ -146,5 +151,5 @@ def export(net: GrownNetwork, target: str | PathLike[str], to: str | PathLike[st
         check(path.suffix in known, "target", name, allowed=allowed)
         name = known[path.suffix]
     path.parent.mkdir(parents=True, exist_ok=True)
-    FORMATS[name][1](net, path)
+    FORMATS[name][1](plain, path)
     return path

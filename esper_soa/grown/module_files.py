@@ -14,16 +14,20 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper_soa.agent.controller import Controller, controller_of
 from esper_soa.config.registry import RAISED
 from esper_soa.grown.build import GrownHost
 from esper_soa.nets.model.modules import GrownNetwork, network_of
-from esper_soa.system.errors import UserError, one_line
+from esper_soa.system.errors import UserError, check_path, one_line
 from esper_soa.system.files import write_bytes
+from esper_soa.system.torch_state import package_state
 
 Module = GrownNetwork | Controller
+# of what torch wraps a module in: torch.compile; DataParallel, AveragedModel
+WRAPPED_NAMES = ("_orig_mod", "module")
+FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy")  # of a spec, measured
 VERSION = 1  # of the package's entry in a file
 METADATA_ENTRY = "esper_soa"
 MODULE_FIELDS = ("kind", "prefix", "spec", "sha256")
@@ -39,27 +43,64 @@ class ModuleFileError(UserError):
     """A file of a module is missing, broken, or not one of ours."""
 
 
-def save(module: Module, path: str | PathLike[str]) -> None:
+@package_state()
+def save(module: nn.Module, path: str | PathLike[str]) -> None:
     """Replace the file `path` by the module, with its weights as they are now; all or nothing.
 
-    Raises ValueError where its layers are not those of its `spec`, OSError where not written.
+    What torch.compile, DataParallel or AveragedModel put around it is left out. Accuracies and loss
+    that were measured with other weights become None in the file. Raises UserError for what is no
+    network or policy, ValueError where its layers are not those of its `spec`, OSError where not
+    written.
     """
+    check_path("path", path)
     write_module(module, Path(path).resolve())
 
 
-def write_module(module: Module, path: Path) -> None:
+def write_module(module: nn.Module, path: Path) -> None:
     """`save` to a path without links."""
-    state = module.state_dict()
+    plain = plain_module(module)
+    check_layers(plain)
     # each in memory of its own on the CPU
-    tensors = {name: value.cpu().clone().contiguous() for name, value in state.items()}
-    if isinstance(module, GrownNetwork):
-        with torch.device("meta"):
-            expected = GrownNetwork(module.spec).state_dict()
-        if _shapes(expected) != _shapes(tensors):
-            problem = "the layers of this network are not those of its spec"
-            raise ValueError(f"{problem}: keep it by torch.save")
-    kind = "network" if isinstance(module, GrownNetwork) else "policy"
-    _write(path, [_entry(kind, module.spec, tensors)], tensors)
+    tensors = {name: value.cpu().clone().contiguous() for name, value in plain.state_dict().items()}
+    kind = "network" if isinstance(plain, GrownNetwork) else "policy"
+    _write(path, [_entry(kind, current_spec(plain), tensors)], tensors)
+
+
+def plain_module(module: nn.Module) -> Module:
+    """The network or policy that `module` is, or is wrapped around; UserError where it is none."""
+    plain = module
+    while not isinstance(plain, GrownNetwork | Controller):
+        inner = [part for name, part in _children(plain) if name in WRAPPED_NAMES]
+        if not inner:
+            kind = type(module).__name__
+            raise UserError(f"a {kind} is no grown network or policy, as run.export() returns them")
+        plain = inner[0]
+    return plain
+
+
+def check_layers(module: Module) -> None:
+    """Raise ValueError for a network whose layers are not those of its `spec`."""
+    if not isinstance(module, GrownNetwork):
+        return
+    with torch.device("meta"):
+        expected = GrownNetwork(module.spec)
+    layers = [list(map(repr, net.children())) for net in (expected, module)]
+    same = type(module) is GrownNetwork and layers[0] == layers[1]
+    if not same or _shapes(expected.state_dict()) != _shapes(module.state_dict()):
+        problem = "the layers of this network are not those of its spec"
+        raise ValueError(f"{problem}: keep it by torch.save")
+
+
+def _children(module: object) -> list[tuple[str, nn.Module]]:
+    return list(module.named_children()) if isinstance(module, nn.Module) else []
+
+
+def current_spec(module: Module) -> dict:
+    """The `spec`, without figures that were measured with other weights."""
+    if isinstance(module, Controller) or not module.measured:
+        return module.spec
+    known = digest(module.state_dict()) == module.measured
+    return module.spec if known else module.spec | dict.fromkeys(FIGURES)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
@@ -77,12 +118,14 @@ def save_hosts(hosts: Sequence[GrownHost], path: Path) -> None:
     _write(path, entries, tensors)
 
 
+@package_state()
 def load(path: str | PathLike[str], env: int | None = None) -> Module:
     """The module that was saved to `path`, in eval mode on the CPU, the same to the bit.
 
     env: number of the host, in a file with all hosts of a round. Raises ModuleFileError for a file
     that is missing, cut off, damaged, foreign or of a newer version, or lacks this host.
     """
+    check_path("path", path)
     place = one_line(path)
     try:
         if Path(path).exists() and not Path(path).is_file():
@@ -108,10 +151,18 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
         raise ModuleFileError(f"{place}: {reason}") from error
     if entry["sha256"] != digest(tensors):
         raise ModuleFileError(f"{place}: damaged (its content is not what was written)")
+    return _made(place, entry, tensors)
+
+
+def _made(place: str, entry: dict, tensors: dict[str, Tensor]) -> Module:
+    """The module of an entry; ModuleFileError where it describes none."""
     try:
-        return MAKERS[entry["kind"]](entry["spec"], tensors)
+        module = MAKERS[entry["kind"]](entry["spec"], tensors)
     except LOAD_ERRORS as error:
         raise _unreadable(place, error) from error
+    if isinstance(module, GrownNetwork):
+        module.measured = entry["sha256"]
+    return module
 
 
 def _unreadable(place: str, error: Exception) -> ModuleFileError:
@@ -123,7 +174,8 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     result = hashlib.sha256()
     for name in sorted(tensors):
         result.update(f"{name} {tensors[name].dtype}\n".encode())
-        result.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        values = tensors[name].detach().cpu().reshape(-1)
+        result.update(values.view(torch.uint8).numpy().data)
     return result.hexdigest()
 
 

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
+from os import PathLike
 
 MAX_VALUE_LENGTH = 200  # characters of a value in a message
 RUST_MODULE = "pyo3_runtime"  # of the exceptions that a panic of a library in Rust becomes
@@ -103,6 +105,21 @@ def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "")
     """Raise SettingError unless `ok`."""
     if not ok:
         raise SettingError(setting, value, allowed, remedy=remedy)
+
+
+def whole_number(setting: str, value: object, low: int, high: int) -> int:
+    """The int that `value` is, also of numpy; SettingError unless it is from `low` to `high`."""
+    try:
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = low - 1
+    check(low <= number <= high, setting, value, allowed=f"a whole number from {low} to {high}")
+    return number
+
+
+def check_path(setting: str, value: object) -> None:
+    """Raise SettingError unless `value` is a path."""
+    check(isinstance(value, str | PathLike), setting, value, allowed="a path")
 
 
 def check_data(ok: bool, actual: str, allowed: str, remedy: str = "") -> None:

@@ -1,5 +1,6 @@
 """Files of networks and policies: the same bits in another process; what is none is told so."""
 
+import copy
 import io
 import json
 import re
@@ -8,6 +9,7 @@ import signal
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,14 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from esper_soa import host, layer
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.grown.module_files import (
+    FIGURES,
     METADATA_ENTRY,
     ModuleFileError,
     digest,
@@ -29,6 +33,7 @@ from esper_soa.grown.module_files import (
     save_hosts,
 )
 from esper_soa.nets.model.modules import GrownNetwork, layer_of
+from esper_soa.system.errors import UserError
 from esper_soa.training.start.export import main
 from tests.builders import warm
 from tests.builders.grown_hosts import Measured, measured_hosts
@@ -130,6 +135,44 @@ def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) ->
     again = load(path)
     path.write_bytes(b"\0" * path.stat().st_size)  # what was loaded is not the file
     assert digest(again.state_dict()) == digest(net.state_dict())
+
+
+WRAPPERS = {
+    "compiled": partial(torch.compile, backend="eager"),
+    "parallel": nn.DataParallel,
+    "averaged": AveragedModel,
+    "both": lambda net: nn.DataParallel(torch.compile(net, backend="eager")),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_torch_puts_around_a_network_is_left_out(
+    name: str, net: GrownNetwork, tmp_path: Path
+) -> None:
+    save(net, tmp_path / "net")
+    save(WRAPPERS[name](load(tmp_path / "net")), tmp_path / "wrapped")
+    assert (tmp_path / "net").read_bytes() == (tmp_path / "wrapped").read_bytes()
+
+
+def test_a_network_that_is_no_longer_that_of_its_spec_is_refused(
+    net: GrownNetwork, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError):
+        save(nn.Sequential(net), tmp_path / "net")
+    net.add_module("input", nn.Hardtanh())
+    with pytest.raises(ValueError, match="not those of its spec"):
+        save(net, tmp_path / "net")
+
+
+def test_figures_of_other_weights_are_not_kept(net: GrownNetwork, tmp_path: Path) -> None:
+    net.spec.update(dict.fromkeys(FIGURES, 12.5))
+    save(net, tmp_path / "net")
+    again = copy.deepcopy(load(tmp_path / "net"))
+    save(again, tmp_path / "same")
+    next(again.parameters()).data.add_(1)
+    save(again, tmp_path / "tuned")
+    figures = [[load(tmp_path / name).spec[key] for key in FIGURES] for name in ("same", "tuned")]
+    assert figures == [[12.5] * 3, [None] * 3]
 
 
 def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> None:

@@ -158,11 +158,20 @@ class TiedHeadModule(nn.Module):
         return nn.functional.linear(self.norm(x.transpose(1, 2)), self.embeddings[0].weight)
 
 
+class CopyingModule(nn.Sequential):
+    """Layers of a user, which may write into what they are given: a copy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clone())
+
+
 class ResidualModule(nn.Sequential):
     """x + layers(x)."""
 
+    copies = False  # whether the layers are given a copy
+
     def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)
+        return x + super().forward(x.clone() if self.copies else x)
 
 
 class BlendModule(nn.Module):
@@ -235,6 +244,9 @@ class GrownNetwork(nn.Sequential):
     as JSON has them.
     """
 
+    # SHA-256 of the tensors of which the figures of `spec` are; "" where nobody knows
+    measured = ""
+
     def __init__(self, spec: dict) -> None:
         """Fresh weights. ValueError, LookupError or TypeError for a `spec` of no network."""
         super().__init__()
@@ -243,7 +255,8 @@ class GrownNetwork(nn.Sequential):
         begin = Normalise(inputs["mean"], inputs["std"]) if "mean" in inputs else nn.Identity()
         self.add_module("input", begin)
         for part in spec["host"]:
-            segment = sequence(part["layers"], bool(part.get("residual")), "host")
+            first = part is spec["host"][0]
+            segment = sequence(part["layers"], bool(part.get("residual")), "host", first=first)
             self.add_module(part["name"], segment)
             for seed in spec["seeds"]:
                 if seed["after"] == part["name"]:
@@ -285,9 +298,18 @@ class GrownNetwork(nn.Sequential):
         return bytes(tokens[0].clamp(max=255).tolist()).decode(errors="replace")
 
 
-def sequence(layers: list[dict], residual: bool = False, role: str = "") -> nn.Sequential:
-    """Layers one after the other, by their names, or x + layers(x); `role` as in `layer_of`."""
-    module = ResidualModule() if residual else nn.Sequential()
+def sequence(
+    layers: list[dict], residual: bool = False, role: str = "", first: bool = False
+) -> nn.Sequential:
+    """Layers one after the other, by their names, or x + layers(x); `role` as in `layer_of`.
+
+    first: they are given what the network is given.
+    """
+    by_user = any(":" in str(layer["kind"]) for layer in layers)
+    module = CopyingModule() if by_user and (first or role == "blueprint") else nn.Sequential()
+    if residual:
+        module = ResidualModule()
+        module.copies = by_user
     for layer in layers:
         module.add_module(layer["name"], layer_of(layer, role))
     return module
