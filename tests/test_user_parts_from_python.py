@@ -6,6 +6,7 @@ from pathlib import Path
 import parts_of_users
 import pytest
 import torch
+from torch import Tensor, nn
 
 import esper_soa
 from benchmarks.growth_figure import play, timelines
@@ -13,6 +14,7 @@ from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.env.legal import illegal_heads
 from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action
+from esper_soa.system.errors import UserError
 from esper_soa.training.start.runs import RecordedRun
 from esper_soa.vocabulary import Op
 from tests.builders.equal_runs import with_own
@@ -94,3 +96,39 @@ def test_the_picture_of_a_run_names_own_blueprints() -> None:
     timelines(panel, played)
     assert {text.get_text() for text in panel.texts} <= {"norm", "grouped", "twice"}
     assert panel.texts
+
+
+@esper_soa.blueprint("writing")
+def writing(channels: int) -> nn.Module:
+    """Writes into what it is given."""
+    return nn.Sequential(nn.Hardtanh(-0.2, 0.2, inplace=True), nn.Conv2d(channels, channels, 1))
+
+
+@esper_soa.blueprint("moody")
+class Moody(nn.Conv2d):
+    """Another module in eval mode."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else 3 - x
+
+
+def grown_by(part: str, path: Path) -> RecordedRun:
+    """A run whose hosts all have that seed at the end."""
+    schedule = ["germinate=[1,2,3]", "advance=[1,2,4]", "fossilize=1", f"blueprint={part}"]
+    words = [f"task.blueprints=[conv_light,{part}]", "gates.min_blending_steps=1", "steps=12"]
+    words += [f"policy.schedule.{word}" for word in schedule]
+    words += ["device=cpu", "policy=schedule", "rounds=1", "control=none", "report=false"]
+    return esper_soa.train("smoke", [*words, f"run_dir={path}"], verbose=0)
+
+
+def test_a_network_that_is_taken_out_is_the_one_that_was_measured(tmp_path: Path) -> None:
+    run = grown_by(f"{__name__}:writing", tmp_path / "writing")
+    net = run.export(0)
+    assert net.spec["seeds"]
+    loss = run.evaluate(net, "validation").loss
+    assert loss == pytest.approx(net.spec["validation_loss"], abs=1e-5)
+    with pytest.raises(UserError, match="moody: a network with it, taken out, is another one"):
+        grown_by(f"{__name__}:moody", tmp_path / "moody")

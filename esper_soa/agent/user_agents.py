@@ -3,9 +3,12 @@
 An illegal decision ends the run with a message.
 """
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, Memory
@@ -39,9 +42,11 @@ class CheckedAgent:
         """label: how the agent was asked for."""
         self.label = label
         self.agent = agent
+        self._is_first = True  # env-step of an episode, at which all of the view is looked at
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """The agent's memory; raises UserError for what is no memory of N envs."""
+        self._is_first = True
         memory = self.agent.start(num_envs, device)
         self._refuse(memory_faults(memory, num_envs, device))
         return memory
@@ -49,15 +54,26 @@ class CheckedAgent:
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The agent's decision and memory; raises UserError for a decision that is not legal."""
-        decision, memory = self.agent.act(view, memory)
+        shown = (view,) if self._is_first else (view.masks, view.observation)
+        self._is_first = False
+        before = _versions(shown, memory)
+        decision, after = self.agent.act(view, memory)
         faults = decision_faults(decision, view)
-        faults += memory_faults(memory, view.noise.shape[0], view.noise.device)
+        if _versions(shown, memory) != before:
+            faults = ["it changes the view or its memory in place: it should take x.clone() first"]
+        faults += memory_faults(after, view.noise.shape[0], view.noise.device)
         self._refuse(faults or illegal_choices(decision.action, view.masks))
-        return decision, memory
+        return decision, after
 
     def _refuse(self, faults: list[str]) -> None:
         if faults:
             raise UserError(f"{self.label}: {faults[0]}. {ADVICE}")
+
+
+def _versions(shown: Sequence[TensorClass], memory: Memory) -> list[int]:
+    """How often each tensor that an agent is given was written to."""
+    tensors = chain(memory, *(part.values(True, True) for part in shown))
+    return [tensor._version for tensor in tensors]
 
 
 def user_agent(reference: str, setting: str, environment: AgentContext) -> CheckedAgent:

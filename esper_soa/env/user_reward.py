@@ -15,11 +15,12 @@ from esper_soa.env.reward_records import RewardInputs, UserReward
 from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import STATE_FLOAT, stage_in
 from esper_soa.system import streams
-from esper_soa.system.errors import check
+from esper_soa.system.errors import UserError, check
 from esper_soa.system.transfers import move_leaves
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 PROBED_ENVS = 5
+PROBED_SAMPLES = 3
 UNUSED = ("unknown", "dormant", "retired")
 STAGES = tuple(code for code, name in enumerate(STAGE_NAMES) if name not in UNUSED)
 MAX_PARAMETERS = 10_000.0
@@ -48,17 +49,43 @@ def user_reward(
     allowed = "of another name than the terms of the package"
     remedy = "Records tell both by name."
     check(name not in TERM_NAMES, REWARD_MODE, mode, allowed=allowed, remedy=remedy)
-    inputs = sample_inputs(PROBED_ENVS, num_slots, max_steps, device=device)
+    samples = [
+        sample_inputs(PROBED_ENVS, num_slots, max_steps, device=device, seed=seed)
+        for seed in range(PROBED_SAMPLES)
+    ]
     with registry.raise_faults(REWARD_MODE, mode, "a reward") as faults:
-        faults += reward_findings(part, inputs)
+        for inputs in samples:
+            faults += reward_findings(part, inputs)
     return UserReward(name, part)  # type: ignore[arg-type]
 
 
 def user_terms(reward: UserReward, inputs: RewardInputs) -> dict[str, Tensor]:
-    """The terms [N] that a user's reward pays, by the names of RewardTerms, or all as `own`."""
+    """The terms [N] that a user's reward pays, by the names of RewardTerms, or all as `own`.
+
+    Each is a copy, as the user's code may keep what it gives. Raises UserError where it has written
+    into the inputs, which are the state of the envs.
+    """
+    before = _versions(inputs)
     result = reward.function(inputs)
+    if _versions(inputs) != before:
+        problem = "changes its inputs in place: take x.clone() first"
+        raise UserError(f"{REWARD_MODE}: the reward {reward.name} {problem}")
     parts = result if isinstance(result, Mapping) else {USER_TERM: result}
-    return {name: part.to(STATE_FLOAT) for name, part in parts.items()}
+    return {name: part.to(STATE_FLOAT, copy=True) for name, part in parts.items()}
+
+
+def _versions(inputs: RewardInputs) -> list[int]:
+    """How often each input was written to; unknown where kernels are compiled."""
+    return [] if torch.compiler.is_compiling() else [part._version for part in inputs.values()]
+
+
+def changed_inputs(given: RewardInputs, inputs: RewardInputs) -> list[str]:
+    """Messages on what a reward has written into a copy `given` of its `inputs`."""
+    return [
+        f"it changes its input {name} in place"
+        for name, part in given.items()
+        if part._version or not torch.equal(part, inputs.get(name))
+    ]
 
 
 def reward_findings(part: registry.Part, inputs: RewardInputs) -> list[str]:
@@ -67,7 +94,9 @@ def reward_findings(part: registry.Part, inputs: RewardInputs) -> list[str]:
         return ["it is not called with the inputs alone"]
     findings = list[str]()
     with registry.collect_faults(findings):
-        result = part(inputs)
+        given = inputs.clone()
+        result = part(given)
+        findings += changed_inputs(given, inputs)
         parts = result if isinstance(result, Mapping) else {USER_TERM: result}
         unknown = ", ".join(str(name) for name in parts if name not in (*TERM_NAMES, USER_TERM))
         if unknown:

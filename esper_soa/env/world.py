@@ -79,7 +79,9 @@ class World:
         add_snapshot_(self.weights)
         if setup.precision == torch.float16:
             add_loss_scales_(self.weights)
-        self.validation = data.validation(self._validation_order(), self.dtype)
+        # places of the validation samples, int64 [V], or of each env, [N, V]; -1 where it has fewer
+        self.validation_order = self._validation_order()
+        self.validation = data.validation(self.validation_order, self.dtype)
         self.first = self._first_samples()
         self._enter_round(0)
 

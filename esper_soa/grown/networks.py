@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -11,11 +12,15 @@ from torch.nn.functional import cross_entropy
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
+from esper_soa.grown.module_files import digest
 from esper_soa.nets.data.batches import BatchSource, origin
 from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.system.errors import UserError
 from esper_soa.system.versions import package_versions
 
+# Share of a loss by which a network that was taken out may differ from what a run has measured.
+MOST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.1}
 MAX_SAMPLES = 256  # per forward pass of `score_network`
 # Limits where samples have many targets of many classes: logits of a pass, unless of a single
 # sample, and those that are in double precision at the same time.
@@ -63,6 +68,7 @@ def add_test_accuracy(net: GrownNetwork, source: BatchSource) -> None:
     source = source_of(source, net.spec["env"])
     inputs, labels = source.samples("test", torch.arange(len(source.test_labels)))
     net.spec["test_accuracy"] = score_network(net, inputs.cpu(), labels.cpu()).accuracy
+    net.measured = digest(net.state_dict())
 
 
 def export_hosts(
@@ -104,4 +110,28 @@ def export_hosts(
             "test_accuracy": None,
         }
         host.spec.update(measured)
+    _check_user_parts(world, hosts, rows)
     return hosts
+
+
+def _check_user_parts(world: World, hosts: Sequence[GrownHost], rows: Sequence[int]) -> None:
+    """Compare a host with each user's part with what was measured; UserError where they differ."""
+    seen = set[str]()
+    for host, row in zip(hosts, rows, strict=True):
+        parts = chain(host.spec["host"], host.spec["seeds"])
+        kinds = {
+            layer["kind"] for part in parts for layer in part["layers"] if ":" in layer["kind"]
+        }
+        loss = host.spec["validation_loss"]
+        if kinds <= seen or loss is None or not math.isfinite(loss):
+            continue
+        seen |= kinds
+        order = world.validation_order
+        places = order[row] if order.dim() == 2 and len(order) > 1 else order.flatten()
+        inputs, labels = world.data.samples("validation", places[places >= 0])
+        alone = score_network(host.network(), inputs.cpu(), labels.cpu()).loss
+        most = MOST_DIFFERENCE[world.setup.precision] * max(1.0, loss)
+        if not abs(alone - loss) <= most:
+            problem = f"its loss is {alone:.4f}, and that which the run has measured {loss:.4f}"
+            names = ", ".join(sorted(kinds))
+            raise UserError(f"{names}: a network with it, taken out, is another one: {problem}")

@@ -27,13 +27,14 @@ from esper_soa.env.env import Env
 from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.step import EnvView
-from esper_soa.env.user_reward import reward_findings, sample_inputs
+from esper_soa.env.user_reward import changed_inputs, reward_findings, sample_inputs
 from esper_soa.lab.conformance_networks import host_networks, seed_networks, training_findings
 from esper_soa.nets.model import user_parts
 from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.state import Decision, View
 from esper_soa.system.errors import UserError, one_line
+from esper_soa.system.torch_state import package_state
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
@@ -52,6 +53,7 @@ class ConformanceError(UserError):
         super().__init__(f"{kind} {name}: {count}{lines}")
 
 
+@package_state()
 def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: int = 8) -> None:
     """Raise ConformanceError, with all findings, unless `part` is a blueprint.
 
@@ -68,6 +70,7 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
             found += [*faults, *(f"with {width} channels {finding}" for finding in trained)]
 
 
+@package_state()
 def check_host(part: Part | str, classes: int = 10) -> None:
     """Raise ConformanceError, with all findings, unless `part` is a host of that many classes.
 
@@ -82,6 +85,7 @@ def check_host(part: Part | str, classes: int = 10) -> None:
             found += training_findings(partial(host_networks, host, classes), faults)
 
 
+@package_state()
 def check_reward(part: Part | str) -> None:
     """Raise ConformanceError, with all findings, unless `part` is a reward, on made-up inputs.
 
@@ -98,6 +102,7 @@ def check_reward(part: Part | str) -> None:
             found += _kernel_findings(made, samples[0])
 
 
+@package_state()
 def check_agent(part: Part | str, steps: int = 16) -> None:
     """Raise ConformanceError, with all findings, unless `part` gives an agent; it plays an episode
     of small real hosts.
@@ -145,8 +150,7 @@ def _value_findings(part: Part, samples: Sequence[RewardInputs]) -> list[str]:
     for inputs, others in zip(samples, [*samples[1:], samples[0]], strict=True):
         given = inputs.clone()
         paid = _paid(part, given)
-        changed = [name for name in names if not torch.equal(given.get(name), inputs.get(name))]
-        found += [f"it changes its input {name} in place" for name in changed]
+        found += changed_inputs(given, inputs)
         for env in (~paid.isfinite()).nonzero().flatten().tolist()[:1]:
             place = "at" if inputs.step[env] == inputs.max_steps[env] else "before"
             found.append(

@@ -9,11 +9,11 @@ import torch
 from parts_of_users import gain, parts
 
 from esper_soa.config.env import TERM_NAMES, GovernorConfig, RewardConfig
-from esper_soa.env.reward_records import RewardInputs
+from esper_soa.env.reward_records import RewardInputs, UserReward
 from esper_soa.env.step import EnvRules, apply_action
-from esper_soa.env.user_reward import sample_inputs
+from esper_soa.env.user_reward import sample_inputs, user_terms
 from esper_soa.state import STATE_FLOAT
-from esper_soa.system.errors import SettingError
+from esper_soa.system.errors import SettingError, UserError
 from esper_soa.training.results.metrics import MetricsAccumulator
 from tests.builders.tiny_world import CPU, play_state, rules_from, tiny_rules, tiny_settings
 
@@ -104,6 +104,7 @@ FAULTS = {
     "misspelt": "a reward. it raises AttributeError: ",
     "twofold": "a reward. it is not called with the inputs alone.",
     "pbrs_bonus": "of another name than the terms of the package. Records tell both by name.",
+    "careless": "a reward. it changes its input val_accuracy in place.",
     "eager": "a reward that parts_of_users registers (branching, careless, count, divided, gain, ",
 }
 
@@ -117,6 +118,24 @@ def test_what_is_no_reward_is_refused_while_building(name: str, given: str) -> N
         rules_from(cfg, CPU)
     told = f"reward.mode={mode}: must be {FAULTS[name]}"
     assert str(error.value)[: len(told) if told[-1] != "." else None] == told
+
+
+def test_a_reward_that_writes_into_the_state_later_ends_the_run() -> None:
+    writes = list[bool]()
+    kept = torch.zeros(3, dtype=STATE_FLOAT)
+
+    def late(inputs: RewardInputs) -> torch.Tensor:
+        if writes:
+            inputs.stage[:] = 0
+        return kept
+
+    inputs = sample_inputs(3, 2, 5, CPU)
+    paid = user_terms(UserReward("late", late), inputs)["own"]
+    kept += 1  # a buffer that it pays from
+    assert not paid.any()
+    writes.append(True)
+    with pytest.raises(UserError, match="late changes its inputs in place"):
+        user_terms(UserReward("late", late), inputs)
 
 
 def test_an_own_reward_has_no_drip() -> None:
