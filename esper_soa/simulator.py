@@ -17,8 +17,11 @@ process.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from operator import index
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
+import numpy as np
 import torch
 from hydra.core.override_parser.types import Quote, QuotedString
 from torch import Tensor
@@ -26,7 +29,7 @@ from torch import Tensor
 from esper_soa.agent.protocol import Agent, restart
 from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import SCRATCH
-from esper_soa.config.compose import compose_settings
+from esper_soa.config.compose import compose_settings, override_list
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import POLICIES, TrainConfig
 from esper_soa.env import actions
@@ -40,17 +43,20 @@ from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.device import resolve_device, threads
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.state import Action, EnvState, Masks, Observation, View
-from esper_soa.system.errors import SettingError, UserError, check
+from esper_soa.system.errors import SettingError, UserError, check, whole_number
+from esper_soa.system.torch_state import package_state
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.vocabulary import STAGE_NAMES
 
 if TYPE_CHECKING:
     from esper_soa.nets.model.modules import GrownNetwork
 
-# Learned policies and exported hosts, which few simulators need, are imported on demand.
+# Learned policies, exported hosts and files of images, which few need, are imported on demand.
 PLAYERS = "esper_soa.training.loop.players"
+USER_IMAGES = "esper_soa.nets.data.user_images"
 NETWORKS = "esper_soa.grown.networks"
 Value = str | int | float | bool
+MAX_STREAM_SEED = 2**63 - 1  # of `reset`
 ILLEGAL_MODES = ("raise", "wait")  # consequences of an illegal action
 
 
@@ -96,6 +102,7 @@ class Seed(NamedTuple):
 class Simulator:
     """N envs with their weights, data and policy; see `make`."""
 
+    @package_state()
     def __init__(
         self,
         settings: TrainConfig,
@@ -151,16 +158,17 @@ class Simulator:
 
     @property
     def state(self) -> EnvState:
-        """The EnvState of the N envs."""
-        return self.env.state
+        """The EnvState of the N envs: that which the next action answers, or of the end."""
+        return self.env.state if self._observed is None else self._observed.view.state
 
+    @package_state()
     def reset(self, seed: int | None = None) -> tuple[Observation, Info]:
         """Begin the next round with fresh hosts, and play it up to its first decision.
 
         seed: begin again at round 0 with the streams of this seed; None: the next round.
         """
         if seed is not None:
-            self._build(seed)
+            self._build(whole_number("seed", seed, 0, high=MAX_STREAM_SEED))
             self._next_round = 0
         self._observed = self._hosts = None
         with threads(self.world.setup.compute.threads):
@@ -171,6 +179,7 @@ class Simulator:
         self._next_round += 1
         return observed.view.observation, self._info(observed.view, observed.restarted)
 
+    @package_state()
     def step(self, action: actions.ActionLike) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Carry out an action [N] and play on to the next decision.
 
@@ -207,13 +216,14 @@ class Simulator:
         self.reset()
         agent = self.agent
         observed = self._observed
-        fresh = memory = agent.start(self.num_envs, self.device)
+        with package_state():
+            fresh = memory = agent.start(self.num_envs, self.device)
         while observed is not None:
             number = self.env.step_number
-            with threads(self.world.setup.compute.threads):
+            with package_state(), threads(self.world.setup.compute.threads):
                 memory = restart(memory, fresh, observed.restarted)
                 decision, memory = agent.act(observed.view, memory)
-            result, after = self._play(observed, decision.action)
+                result, after = self._play(observed, decision.action)
             before = observed.view
             yield Step(
                 number=number,
@@ -228,26 +238,28 @@ class Simulator:
             )
             observed = after
 
+    @package_state()
     def export(self, env: int) -> "GrownNetwork":
         """A host as last measured, in eval mode: images [B, 3, 32, 32] in [0, 1] to logits.
 
         Its `spec` has its accuracy on all test images, measured here.
         Raises IndexError for a number that is no env, RuntimeError before `reset`.
         """
-        self._check_env(env)
+        number_of_env = self._check_env(env)
         if self._hosts is None:
             problem = "nothing has been measured since the last reset"
             raise RuntimeError(f"{problem}: call reset, or play an episode")
         number = self.world.round + 1
         networks = import_module(NETWORKS)
-        (host,) = networks.export_hosts(self.world, self._hosts, number, [env])
+        (host,) = networks.export_hosts(self.world, self._hosts, number, [number_of_env])
         network: GrownNetwork = host.network()
         networks.add_test_accuracy(network, self.world.data)
         return network
 
-    def _check_env(self, env: int) -> None:
-        if not 0 <= env < self.num_envs:
+    def _check_env(self, env: int) -> int:
+        if not isinstance(env, SupportsIndex) or not 0 <= index(env) < self.num_envs:
             raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
+        return index(env)
 
     def _play(self, observed: EnvView, action: Action) -> tuple[StepResult, EnvView | None]:
         """Carry out what answers `observed`, and the next env-step; interrupted, a reset is due."""
@@ -259,10 +271,10 @@ class Simulator:
         self._hosts = host_states(before, before if after is not None else result.state)
         return result, after
 
+    @package_state()
     def seeds(self, env: int) -> list[Seed]:
         """The live seeds of an env, in the order of slots; IndexError for no env's number."""
-        self._check_env(env)
-        slots = self.state.slots[env]
+        slots = self.state.slots[self._check_env(env)]
         names = names_by_code(self.world.setup.shape.blueprints)
         return [
             Seed(
@@ -290,13 +302,14 @@ class Simulator:
         )
 
 
+@package_state()
 def make(
     experiment: str = "",
     *,
-    policy: str | Agent | None = None,
-    data: ImageSet | None = None,
+    policy: str | PathLike[str] | Agent | None = None,
+    data: ImageSet | str | PathLike[str] | None = None,
     illegal: str = "raise",
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     **settings: Value,
 ) -> Simulator:
     """A simulator with settings of `python -m esper_soa.train +experiment=<name> <overrides>`.
@@ -304,8 +317,8 @@ def make(
     policy: the player of `episode`: wait, random, schedule, heuristic, a policy that ships
     (grower), a run folder or file with a learned policy, `module:name` of a user's, or an Agent;
     None takes the experiment's. An Agent's illegal action is a UserError.
-    data: images instead of those that data.name asks for; task.num_classes follows them unless it
-    is overridden.
+    data: images, or the path of their .npz, instead of those that data.name asks for;
+    task.num_classes follows them unless it is overridden.
     illegal: the consequence of an illegal action of `step`: "raise", ValueError; "wait", the env
     waits, and Info.illegal says so.
     overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
@@ -313,25 +326,44 @@ def make(
 
     Raises UserError for settings that the command line would refuse.
     """
-    data_overrides = [] if data is None else ["data.name=given"]
-    if data is not None and data.num_classes is not None:
-        data_overrides.append(f"task.num_classes={data.num_classes}")
-    composed = play_settings(experiment, [*data_overrides, *overrides], settings)
+    image_set = (
+        import_module(USER_IMAGES).images(data) if isinstance(data, str | PathLike) else data
+    )
+    if image_set is not None and not isinstance(image_set, ImageSet):
+        allowed = "an ImageSet or the path of an .npz file"
+        raise SettingError("data", type(image_set).__name__, allowed)
+    if isinstance(policy, PathLike):
+        policy = fspath(policy)
+    plays = isinstance(policy, str) or policy is None or hasattr(policy, "act")
+    check(plays, "policy", policy, allowed="a name, a path, or an Agent with `start` and `act`")
+    data_overrides = [] if image_set is None else ["data.name=given"]
+    if image_set is not None and image_set.num_classes is not None:
+        data_overrides.append(f"task.num_classes={image_set.num_classes}")
+    composed = play_settings(experiment, [*data_overrides, *override_list(overrides)], settings)
     if isinstance(policy, str):
         composed = with_policy(composed, policy)
-    return Simulator(composed, None if isinstance(policy, str) else policy, data, illegal=illegal)
+    agent = None if isinstance(policy, str) else policy
+    return Simulator(composed, agent, image_set, illegal=illegal)
 
 
 def play_settings(
     experiment: str, overrides: Sequence[str], settings: Mapping[str, Value]
 ) -> TrainConfig:
     """Checked settings for play without learning; see `make`."""
-    items = [f"{name}={_quoted(value)}" for name, value in settings.items()]
+    items = [f"{name}={_quoted(name, value)}" for name, value in settings.items()]
     return compose_settings(experiment, [*overrides, *items])
 
 
-def _quoted(value: Value) -> str:
+def _quoted(name: str, value: object) -> str:
     """The value as Hydra reads it; a text with the signs of its grammar is taken as that."""
+    if isinstance(value, np.ndarray | np.generic | Tensor):
+        value = value.tolist()
+    if isinstance(value, PathLike):
+        value = fspath(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_quoted(name, item) for item in value)}]"
+    allowed = "a number, a text, True, False or a list of them"
+    check(isinstance(value, str | int | float), name, value, allowed=allowed)
     if not isinstance(value, str) or value[:1] in ("[", "{"):
         return str(value)
     return QuotedString(value, Quote.single).with_quotes()

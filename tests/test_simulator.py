@@ -18,6 +18,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.actions import read_action
 from esper_soa.simulator import Seed, Simulator, Step
 from esper_soa.state import Decision, View
+from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.players import build_player
@@ -26,7 +27,7 @@ from tests.builders.lanes import some_of
 from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
 ENVS = 3
-MOST_MODULES = 105  # of the package, that a reader of the simulator meets
+MOST_MODULES = 108  # of the package, that a reader of the simulator meets
 STEPS = 6
 TINY = (
     "device=cpu",
@@ -310,7 +311,7 @@ def test_a_host_that_is_rolled_back_at_the_end_stands_without_what_it_has_lost()
             assert [seed["stage"] for seed in sim.export(1).spec["seeds"]] == ["holding"]
         if number == 7:
             sim.state.slots.contribution[1, 0] += 2.5
-            assert sim.seeds(1) == [Seed("r0c0", "blending", "norm", 1.0, 7, 2.5)]
+            assert sim.seeds(1) == [Seed("r0c0", "blending", "norm", 1.0, 8, 2.5)]
     assert terminated.tolist() == info.restarted.tolist() == [False, True, False]
     assert truncated.all()
     spec = sim.export(1).spec
@@ -424,3 +425,48 @@ def test_the_policy_of_a_run_plays_as_a_module_and_from_its_folder_alike(tmp_pat
     ops = [torch.stack([step.action.op for step in steps]) for steps in played]
     assert torch.equal(ops[0], ops[1])
     assert not torch.equal(ops[0], ops[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "meant"),
+    [
+        ("overrides", "steps=4", ["steps=4"]),
+        ("envs", np.int64(2), 2),
+        ("slots", ("r0c0",), "[r0c0]"),
+        ("slots", np.array(["r0c0"], dtype=object), "[r0c0]"),
+        ("seed", np.uint32(7), 7),
+        ("policy", Path("random"), "random"),
+    ],
+)
+def test_a_value_of_another_type_is_the_value_that_was_meant(
+    name: str, given: object, meant: object
+) -> None:
+    taken, wanted = (
+        esper_soa.make("smoke", **({"device": "cpu", "policy": "random", name: value}))
+        for value in (given, meant)
+    )
+    assert taken.settings == wanted.settings
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *[("overrides", None), ("overrides", [3]), ("policy", 3), ("data", np.zeros(3))],
+        *[("envs", None), ("envs", 2.5), ("seed", -1), ("seed", "x"), ("experiment", None)],
+    ],
+)
+def test_a_value_that_means_nothing_is_named_in_one_line(name: str, given: object) -> None:
+    values = {"experiment": "smoke", "device": "cpu", "policy": "random", name: given}
+    with pytest.raises(UserError, match=name) as error:
+        esper_soa.make(**values)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("seed", [5.0, "5", -1, 2**63, [5, 6]])
+def test_a_seed_is_a_whole_number_of_whatever_kind(seed: object) -> None:
+    sim = make()
+    observation, info = sim.reset(np.int64(5))
+    assert torch.equal(observation.features, sim.reset(5)[0].features)
+    assert torch.equal(sim.state.signals.val_accuracy, info.accuracy), "what was observed"
+    with pytest.raises(UserError, match="seed="):
+        sim.reset(seed)

@@ -82,8 +82,8 @@ class GrowthVectorEnv(VectorEnv):
 
     def reset(self, *, seed: int | None = None, options: Facts | None = None) -> Shown:
         """Begin the next round, or round 0 of `seed`; options are not used."""
-        super().reset(seed=seed, options=options)
         flat_observation, info = self.flat.reset(seed)
+        super().reset(seed=None if seed is None else int(seed), options=options)
         return arrays(flat_observation), facts(info)
 
     def step(self, actions: np.ndarray) -> tuple[Arrays, np.ndarray, np.ndarray, np.ndarray, Facts]:
@@ -113,10 +113,10 @@ class GrowthEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: Facts | None = None) -> Shown:
         """Begin the next round, round 0 of `seed`, or go on after a rollback; no options."""
-        super().reset(seed=seed, options=options)
         turn = self.continues if seed is None else None
         self.continues = None
         shown, info = self.flat.reset(seed) if turn is None else (turn.shown, turn.info)
+        super().reset(seed=None if seed is None else int(seed), options=options)
         return of_env(arrays(shown)), of_env(facts(info))
 
     def step(self, action: int | np.ndarray) -> tuple[Arrays, float, bool, bool, Facts]:

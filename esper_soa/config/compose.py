@@ -35,13 +35,23 @@ def experiments() -> tuple[str, ...]:
     return tuple(options()["experiment"])
 
 
+def override_list(overrides: object) -> list[str]:
+    """The overrides, or a single one, as a list; SettingError for anything but texts."""
+    items = [overrides] if isinstance(overrides, str) else overrides
+    texts = isinstance(items, Sequence) and all(isinstance(item, str) for item in items)
+    check(texts, "overrides", overrides, allowed='texts, as in ["envs=3", "steps=50"]')
+    return [*items]  # type: ignore[misc]
+
+
 def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> settings.TrainConfig:
     """Checked settings of `python -m esper_soa.train +experiment=<experiment> <overrides>`.
 
     experiment: one of `experiments()`, or "" for the defaults. overrides: in Hydra's words, such as
     "rounds=5" or "task=cifar_impaired". Raises UserError as the command line would.
     """
-    all_overrides = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
+    check(isinstance(experiment, str), "experiment", experiment, allowed="a text")
+    given = override_list(overrides)
+    all_overrides = [f"+experiment={experiment}", *given] if experiment else given
     check_overrides(all_overrides, settings.TrainConfig)
     try:
         with TURN, _isolated_hydra(), initialize_config_dir(config_dir(), **INITIALIZE):

@@ -15,6 +15,7 @@ from esper_soa.nets.data.image_preparation import NPZ_KEYS, level_counts, prepar
 from esper_soa.nets.data.image_set import MAX_COMMON, ImageSet, hashes
 from esper_soa.nets.data.npz import lazy_array
 from esper_soa.system.errors import SettingError, check, one_line
+from esper_soa.system.torch_state import package_state
 
 LOGGER = logging.getLogger("esper_soa")
 FEW_IMAGES = 10  # of a class in training, below which there is a finding
@@ -42,6 +43,7 @@ class Arguments(DataConfig, path=""):
     """The settings of a run, by the names that arguments have."""
 
 
+@package_state()
 def images(
     train: "str | PathLike[str] | Array",
     train_labels: Array | None = None,
@@ -107,6 +109,7 @@ def _numpy(argument: str, value: object) -> np.ndarray:
     return value
 
 
+@package_state()
 def check_images(faults: "ImageSet | str | PathLike[str]") -> list[str]:
     """Messages on properties of a set or an .npz file that would spoil results; [] for none.
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from esper_soa.agent.controller import Controller, controller_spec
-from esper_soa.config.compose import compose_settings
+from esper_soa.config.compose import compose_settings, override_list
 from esper_soa.config.nets import blueprint_names
 from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
-from esper_soa.grown.module_files import load
+from esper_soa.grown.module_files import load, plain_module
 from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
 from esper_soa.nets.data import orders
 from esper_soa.nets.data.batches import BatchSource
@@ -33,9 +33,10 @@ from esper_soa.nets.data.datasets import load_samples
 from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
-from esper_soa.system.errors import UserError, check, check_choice, one_line
+from esper_soa.system.errors import UserError, check, check_choice, check_path, one_line
 from esper_soa.system.plain_files import FILE, list_folder, open_plain, read_text
 from esper_soa.system.signals import Interrupted
+from esper_soa.system.torch_state import package_state
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.run_folder import RunFolder, find_checkpoint
 from esper_soa.training.files.saved_run import read_run
@@ -109,6 +110,7 @@ class RecordedRun:
             raise UserError(f"{self.path}: {gone}: {source.source}")
         return source
 
+    @package_state()
     def samples(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
         """Inputs and labels, on the CPU: images float32 [B, 3, 32, 32] in [0, 1], RGB, and int64
         [B]; other samples as their data set gives them to grown networks.
@@ -139,6 +141,7 @@ class RecordedRun:
         order = orders.split_validation_order(num_val, shares)[env]
         return order[order >= 0]
 
+    @package_state()
     def evaluate(self, net: nn.Module, split: str = "test") -> NetworkScore:
         """Accuracy and loss of `net`, in eval mode, on samples of the run, as `samples` gives them.
 
@@ -148,9 +151,13 @@ class RecordedRun:
         "validation" its validation_accuracy, unless rounding decides between two classes, and its
         validation_loss to 1e-5. Raises UserError where the data is not what it was.
         """
-        env = net.spec["env"] if isinstance(net, GrownNetwork) else 0
+        env = 0
+        with suppress(UserError):  # no network of a run
+            plain = plain_module(net)
+            env = plain.spec["env"] if isinstance(plain, GrownNetwork) else 0
         return score_network(net, *self.samples(split, env))
 
+    @package_state()
     def export(self, env: int | str = "best") -> GrownNetwork:
         """A host as a module in eval mode: samples as of `samples` to logits as of `evaluate`.
 
@@ -190,6 +197,7 @@ class RecordedRun:
             return {self.settings.task.name: self}
         return {name: RecordedRun(self.path / name) for name in self.settings.worlds}
 
+    @package_state()
     def policy(self, which: str = "newest", task: str = "") -> Controller:
         """The learned policy as a module: observation in, legal action out: agent/controller.py.
 
@@ -214,8 +222,7 @@ class RecordedRun:
             "data": checkpoint_run.task(settings.task.name).data,
             "version": package_versions()["esper-soa"],
         }
-        with torch.random.fork_rng(devices=[]):
-            controller = Controller(spec | facts)
+        controller = Controller(spec | facts)
         restore_policy(controller.policy, checkpoint_run)
         return controller.eval()
 
@@ -237,6 +244,7 @@ class RecordedRun:
 
 def open_run(path: str | PathLike[str]) -> RecordedRun:
     """The run in a folder; raises UserError where there is none."""
+    check_path("path", path)
     folder = RunFolder(Path(path).expanduser().resolve())
     if not folder.config.is_file():
         problem = f"is not the folder of a run: there is no {folder.config.name} in it"
@@ -244,9 +252,10 @@ def open_run(path: str | PathLike[str]) -> RecordedRun:
     return RecordedRun(folder.path)
 
 
+@package_state()
 def train(
     experiment: str = "",
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     *,
     verbose: int = 1,
@@ -257,13 +266,15 @@ def train(
     verbose: what the console shows: 0 nothing, 1 progress, messages and the final table, 2 debug
     messages too. log.txt in the folder of the run has all of them.
 
-    A caller's own use of Hydra and of torch's threads is left as it is. An interrupt (Ctrl-C, or
+    A caller's own use of Hydra and state of torch are left as they are. An interrupt (Ctrl-C, or
     the stop button of a notebook) ends the run with a checkpoint and a KeyboardInterrupt that says
     how to go on. Raises UserError for settings that cannot work, RunMemoryError where memory ran
     out, and IncompleteError, with everything played, where something could not be written.
     """
     check(verbose in (0, 1, 2), "verbose", verbose, allowed="0, 1 or 2")
-    changes = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
+    is_list = isinstance(callbacks, Sequence)
+    check(is_list, "callbacks", callbacks, allowed="a list of them")
+    changes = [f"+experiment={experiment}"] * bool(experiment) + override_list(overrides)
     settings = compose_settings(experiment, overrides)
     folder = make_run_folder(settings, settings.run_dir)
     try:
