@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import NoReturn, TextIO, cast
 
-from esper_soa.system.errors import RankLostError, RunMemoryError, UserError
+from esper_soa.system.errors import RankLostError, RunMemoryError, UserError, printable
 from esper_soa.system.files import IncompleteError, reason_of
 from esper_soa.system.signals import stop_at_once
 
@@ -46,6 +46,9 @@ class SafeStream(io.TextIOBase):
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError:  # of a terminal without these signs
+            known = text.encode(self.encoding, "replace").decode(self.encoding)
+            return self._stream.write(known)
         except OSError as error:
             self._detach(error)
             return len(text)
@@ -98,7 +101,7 @@ def safe_streams() -> Iterator[None]:
 
 def exit_with(error: Exception) -> NoReturn:
     """Print the message of `error`; end the interpreter with 2 for a user's mistake, else 1."""
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {printable(str(error))}", file=sys.stderr)
     sys.exit(2 if isinstance(error, UserError) else 1)
 
 

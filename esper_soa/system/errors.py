@@ -55,8 +55,12 @@ class SettingError(UserError):
     """A setting has a value that cannot work."""
 
     def __init__(self, setting: str, value: object, allowed: str, remedy: str = "") -> None:
-        given = one_line(value) or repr("")
-        super().__init__(f"{setting}={given}: must be {allowed}.{remedy and ' '}{remedy}")
+        # An error is unpickled by a call with its `args`.
+        super().__init__(setting, one_line(value), allowed, remedy)
+
+    def __str__(self) -> str:
+        setting, value, allowed, remedy = self.args
+        return f"{setting}={value or repr('')}: must be {allowed}.{remedy and ' '}{remedy}"
 
 
 class DataError(UserError):
@@ -96,6 +100,9 @@ class PrunedError(Exception):
 
     rounds: int  # rounds that were played
     accuracy: float  # percent, of the last of them
+
+    def __post_init__(self) -> None:
+        self.args = (self.rounds, self.accuracy)  # with which it is unpickled
 
     def __str__(self) -> str:
         return f"pruned after {self.rounds} rounds at {self.accuracy:.2f} % accuracy"

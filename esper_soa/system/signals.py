@@ -37,6 +37,9 @@ class Interrupted(SystemExit):
         self.status = 1 if unsaved_text else 128 + number
         super().__init__(self.status)
 
+    def __reduce__(self) -> tuple:
+        return type(self), (self.number, self.unsaved)
+
     def __str__(self) -> str:
         unsaved = f"; {self.unsaved}" if self.unsaved else ""
         return f"stopped by {signal.Signals(self.number).name}{unsaved}"

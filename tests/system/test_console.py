@@ -1,6 +1,7 @@
 """A console that goes away: the program goes on, the log has all, the status is the work's."""
 
 import io
+import pickle
 import re
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from esper_soa.system.console import (
     null_stream,
     safe_stream,
 )
-from esper_soa.system.errors import UserError
+from esper_soa.system.errors import PrunedError, SettingError, UserError
 from esper_soa.system.files import IncompleteError
+from esper_soa.system.plain_files import NotPlainError
+from esper_soa.system.signals import Interrupted
 from tests.builders.program import ENVIRONMENT, PATIENCE
 
 SAY = """
@@ -121,3 +124,30 @@ def test_a_command_that_fails_ends_with_one_line_and_a_status(
     with pytest.raises(SystemExit) as end, ending_with_status():
         raise error
     assert (end.value.code, capsys.readouterr()) == (status, ("", f"error: {told}\n"))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_signs_that_an_output_lacks_are_replaced(encoding: str) -> None:
+    written = io.BytesIO()
+    stream = safe_stream(io.TextIOWrapper(written, encoding))
+    stream.write("─ 5 ± 2 \ud800\n")
+    stream.flush()
+    shown = {"ascii": "? 5 ? 2 ?\n", "latin-1": "? 5 ± 2 ?\n", "utf-8": "─ 5 ± 2 ?\n"}
+    assert written.getvalue().decode(encoding) == shown[encoding]
+    assert not stream.lost
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SettingError("seed", "", "a number", remedy="Give one."),
+        PrunedError(rounds=3, accuracy=50.0),
+        Interrupted(15, "a file"),
+        NotPlainError(40, "a link", "x"),
+        UserError("x"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_survive_pickle_as_pools_of_processes_send_them(error: BaseException) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
