@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import math
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,10 +24,12 @@ from torch import nn
 from esper_soa.grown.module_files import check_layers, current_spec, plain_module, save
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.system.errors import UserError, check
+from esper_soa.system.errors import UserError, check, reading
 from esper_soa.system.files import write_bytes
 from esper_soa.system.torch_state import package_state
 
+INPUT_TYPES = {"float32": torch.float32, "int64": torch.int64}
+MAX_INPUTS = 1 << 24  # numbers of a sample
 CODE_WIDTH = 116  # letters of a line
 EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
 CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
@@ -37,6 +40,7 @@ logits [B, ..., SPEC["classes"]]. SPEC says what it was grown on and by which ve
 
 import base64
 import io
+from math import inf, nan
 '''
 CODE_TAIL = '''
 
@@ -110,10 +114,18 @@ def save_code(net: GrownNetwork, path: Path) -> None:
 
 
 def _example_inputs(net: GrownNetwork) -> dict:
-    """Inputs to trace a program with: two samples, as a single one would become a constant."""
+    """Inputs to trace a program with: two samples, as a single one would become a constant.
+    UserError where the network takes none such, as that of a changed file.
+    """
     inputs = net.spec["input"]
-    dtype = getattr(torch, inputs.get("dtype", "float32"))
-    samples = torch.zeros(2, *inputs["shape"], dtype=dtype)
+    shape = inputs["shape"]
+    dtype = inputs.get("dtype", "float32")
+    known = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
+    check(known and math.prod(shape) <= MAX_INPUTS, "input.shape", shape, allowed="a small shape")
+    check(str(dtype) in INPUT_TYPES, "input.dtype", dtype, allowed=" or ".join(INPUT_TYPES))
+    samples = torch.zeros(2, *shape, dtype=INPUT_TYPES[dtype])
+    with reading("the network", UserError, f"of layers that take {shape}"), torch.no_grad():
+        net(samples)
     return {"args": (samples,), "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
 
 

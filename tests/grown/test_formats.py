@@ -169,3 +169,28 @@ def test_texts_of_a_file_are_no_code(
     runpy.run_path("net.py", run_name="__main__")
     assert capsys.readouterr().out.startswith("GrownNetwork(\n")
     assert not (tmp_path / "trace").exists()
+
+
+def test_numbers_that_are_not_finite_come_back_from_code(hosts: Measured, tmp_path: Path) -> None:
+    net = hosts.networks([0])[0]
+    net.spec = net.spec | {"validation_loss": float("inf"), "accuracy": float("nan")}
+    save_code(net, tmp_path / "net.py")
+    spec = runpy.run_path(str(tmp_path / "net.py"))["SPEC"]
+    assert repr(spec) == repr(net.spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("dtype", "save"), ("dtype", []), ("shape", [10**9, 3])),
+        *(("shape", [0, 3]), ("shape", "x"), ("shape", [3, -1, 32]), ("shape", [7, 32, 32])),
+    ],
+)
+def test_inputs_that_the_network_does_not_take_are_refused_by_name(
+    hosts: Measured, tmp_path: Path, name: str, value: object
+) -> None:
+    net = hosts.networks([0])[0]
+    net.spec = net.spec | {"input": net.spec["input"] | {name: value}}
+    with pytest.raises(UserError, match=r"^(input\.(shape|dtype)=|the network: ).*$"):
+        save_pt2(net, tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """The content of a checkpoint of a run: what it holds beside the learner, and how it is read."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,12 @@ from pathlib import Path
 import torch
 
 from esper_soa.system.errors import one_line
-from esper_soa.training.files.checkpoint import CheckpointError, load_checkpoint, type_error
+from esper_soa.training.files.checkpoint import (
+    LARGEST_INTEGER,
+    CheckpointError,
+    load_checkpoint,
+    type_error,
+)
 from esper_soa.training.results.anomalies import WatchState
 from esper_soa.training.results.totals import FinalHosts, RunTotals
 
@@ -55,6 +61,13 @@ def parse_run(path: Path, content: Mapping[str, object]) -> SavedRun:
     parts: dict = dict(content)
     fault = type_error(parts, SavedRun, "the record")
     fault = fault or ("" if parts["tasks"] else "the record.tasks is empty")
+    progress = {} if fault else {name: task["progress"] for name, task in parts["tasks"].items()}
+    faults = (_senseless(sums, f"the record.tasks.{name}") for name, sums in progress.items())
+    fault = fault or next(filter(None, faults), "")
+    if not fault and len({sums["rounds_done"] for sums in progress.values()}) > 1:
+        fault = "the record.tasks differ in rounds_done"
+    if not fault and math.isnan(parts["best_accuracy"]):
+        fault = "the record.best_accuracy is nan"
     if fault:
         reason = f"is not of a training run ({one_line(fault)})"
         raise CheckpointError(f"checkpoint {one_line(path)}: {reason}")
@@ -63,3 +76,19 @@ def parse_run(path: Path, content: Mapping[str, object]) -> SavedRun:
         recent = [FinalHosts(**hosts) for hosts in task["progress"]["recent"]]
         tasks[name] = SavedTask(RunTotals(**task["progress"] | {"recent": recent}), task["data"])
     return SavedRun(**parts | {"tasks": tasks, "watch": WatchState(**parts["watch"])})
+
+
+def _senseless(progress: Mapping, place: str) -> str:
+    """A value in the sums of a task that no run can have, in words."""
+    for name in ("rounds_done", "seconds", "alpha_rows", "cut_off"):
+        if not 0 <= progress[name] <= LARGEST_INTEGER:
+            return f"{place}.{name} is {progress[name]}"
+    if any(len(point) != 3 for point in progress["front"]):
+        return f"{place}.front has points of other lengths than 3"
+    rows = ("accuracies", "parameters", "train_flop", "blueprint", "blend", "alpha")
+    for hosts in progress["recent"]:
+        if len({len(hosts[name]) for name in rows}) > 1 or not hosts["accuracies"]:
+            return f"{place}.recent has lists of different lengths"
+        if len({len(row) for name in rows[3:] for row in hosts[name]}) > 1:
+            return f"{place}.recent has hosts of different numbers of slots"
+    return ""

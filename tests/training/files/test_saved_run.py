@@ -90,3 +90,22 @@ def test_a_learner_that_does_not_fit_changes_nothing(
     assert f"the learner does not fit this run ({told}" in str(caught.value)
     assert mismatch(job.learner.state_dict(), before, "learner") == ""
     assert torch.equal(job.learner.policy.state_dict()[first], before["policy"][first])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("rounds_done", -1), ("seconds", math.nan), ("cut_off", -3), ("alpha_rows", math.inf)),
+        *(("front", [[1.0]]), ("recent", [{}])),
+    ],
+)
+def test_sums_that_no_run_can_have_are_refused_with_their_name(
+    record: dict, tmp_path: Path, name: str, value: object
+) -> None:
+    (task,) = record["tasks"]
+    if name == "recent":
+        (hosts,) = record["tasks"][task]["progress"]["recent"]
+        value = [hosts | {"accuracies": []}]
+    save_checkpoint(tmp_path / "x.pt", changed(record, ("tasks", task, "progress", name), value))
+    with pytest.raises(CheckpointError, match=rf"x\.pt.*{task}\.{name}"):
+        read_run(tmp_path / "x.pt", CPU)
