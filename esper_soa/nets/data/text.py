@@ -216,11 +216,18 @@ def part_bounds(size: int) -> dict[str, tuple[int, int]]:
 
 
 def text_files(path: Path) -> list[Path]:
-    """The file, or the .txt files of a folder by name; DataError where there is none."""
+    """The file, or the .txt files of a folder by name, those of linked folders among them, each
+    folder once; DataError where there is none.
+    """
     if os.path.isdir(path):
-        inside = os.walk(path, onerror=_refuse)
-        files = sorted(Path(folder, name) for folder, _, names in inside for name in names)
-        files = [file for file in files if file.name.endswith(TXT)]
+        files = []
+        seen = set[str]()
+        for folder, below, names in os.walk(path, onerror=_refuse, followlinks=True):
+            below[:] = [] if os.path.realpath(folder) in seen else sorted(below)
+            if os.path.realpath(folder) not in seen:
+                files += [Path(folder, name) for name in names if name.lower().endswith(TXT)]
+            seen.add(os.path.realpath(folder))
+        files.sort()
         if not files:
             raise DataError(f"data.root={path}: a folder without {TXT} files")
         return files

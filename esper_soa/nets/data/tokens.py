@@ -29,6 +29,9 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     except Exception as error:
         allowed = "bytes, a tokenizer.json, or the name of a tokenizer that the hub has"
         raise SettingError("data.tokenizer", name, allowed, remedy=f"{one_line(error)}.") from error
+    # those of sentence models cut a text, or fill it up
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     digest = hashlib.sha256(content.data)
     digest.update(tokenizer.to_str().encode())
     path = _folder() / f"{digest.hexdigest()}.tokens"

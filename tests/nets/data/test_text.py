@@ -134,6 +134,14 @@ def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> Non
     assert str(file) == f"b.txt: {tmp_path}/b.txt (data.root): {sizes}"
     folder = own(tmp_path)
     assert bytes(folder.tokens.tolist()).decode() == "Zueignung. Prolog im Himmel. " + words
+    (tmp_path / "c").symlink_to(tmp_path / "0")  # in place of which the folder itself is read
+    (tmp_path / "0" / "up").symlink_to(tmp_path)
+    (tmp_path / "0" / "z.txt").rename(tmp_path / "0" / "Z.TXT")
+    assert own(tmp_path).identity == folder.identity
+    outside = tmp_path.with_name(f"{tmp_path.name}_outside")
+    (tmp_path / "0").rename(outside)
+    (tmp_path / "0").symlink_to(outside)
+    assert own(tmp_path).identity == folder.identity
     assert DataConfig(root=str(tmp_path / "b.txt")).is_text  # data.name=auto
     assert len({file.identity, folder.identity, own(tmp_path / "b.txt", 5).identity}) == 3
     (tmp_path / "b.txt").write_text("abcd" * 25)
@@ -236,7 +244,10 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
     )
     tokenizer.train_from_iterator([words], trainer)
     file = tmp_path / "tokenizer.json"
+    tokenizer.enable_truncation(7)
+    tokenizer.enable_padding(length=9)
     tokenizer.save(str(file))
+    tokenizer.no_padding()
     cfg = DataConfig(
         name="text", root=str(tmp_path / "own.txt"), context=LENGTH, tokenizer=str(file)
     )
