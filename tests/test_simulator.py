@@ -49,7 +49,8 @@ def make(**more: object) -> Simulator:
 
 
 def make_main(policy: str, steps: int) -> Simulator:
-    return esper_soa.make("cifar_3seed", policy=policy, **(SIZES | {"steps": steps}))
+    sizes = SIZES | {"device": "cpu", "steps": steps}
+    return esper_soa.make("cifar_3seed", policy=policy, **sizes)
 
 
 def rewards(steps: list[Step]) -> torch.Tensor:

@@ -23,7 +23,7 @@ STANDS_STILL = 1e-30  # a learning rate that moves nothing but zeros, and those 
 DEVICES = [
     torch.device("cpu"),
     pytest.param(
-        torch.device("cuda"),
+        torch.device("cuda", 0),
         marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     ),
 ]

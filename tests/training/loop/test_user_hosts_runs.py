@@ -39,6 +39,7 @@ GIVEN: dict[str, str | int | float] = {
     "data.name": "synthetic",
     "data.synthetic_train": 32,
     "data.synthetic_test": 32,
+    "device": "cpu",
     "policy": "schedule",
     "policy.schedule.fossilize": 1,
     "lifecycle": "auto_forward",
