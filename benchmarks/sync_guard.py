@@ -34,7 +34,9 @@ INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 # Of state.py, nets/seeds/snapshot.py and agent/ppo.py.
 ON_CPU_ALONE = ("known_false", "_copy_where_", "_ended", "minibatches")
 INTERPRETER = str(Path("triton", "runtime", "interpreter.py"))
-READ_NAMES = "item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__ __complex__"
+READ_NAMES = (
+    "item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__ __complex__ __repr__"
+)
 READS = tuple(getattr(Tensor, name) for name in READ_NAMES.split())
 UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray)
 ITEMS = (Tensor.__getitem__, Tensor.__setitem__)
@@ -185,8 +187,10 @@ class _Functions(TorchFunctionMode):
         """Whether the host waits until numbers, lists or a tensor of its own are on the device."""
         if func in UPLOADS:
             return kwargs.get("device") is not None and not isinstance(args[0], Tensor)
-        if func is Tensor.new_tensor or self.guard.is_on_host(args[0] if args else None):
-            return func is Tensor.new_tensor
+        if func in (Tensor.new_tensor, Tensor.new):
+            return True
+        if self.guard.is_on_host(args[0] if args else None):
+            return func is Tensor.to and isinstance(args[-1], Tensor) and len(args) > 1
         if func is Tensor.copy_:
             waits = not (kwargs.get("non_blocking") or True in args[2:])
             return waits and self.guard.is_on_host(args[1])
@@ -195,9 +199,14 @@ class _Functions(TorchFunctionMode):
         places = args[1] if isinstance(args[1], tuple) else (args[1],)
         tensors = [place for place in places if isinstance(place, Tensor) and place.ndim]
         on_host = any(map(self.guard.is_on_host, tensors))
-        is_number = len(args) > 2 and not isinstance(args[2], Tensor)
-        lists = any(isinstance(place, list | np.ndarray) for place in places)
-        return lists or on_host or bool(tensors and is_number)
+        lists = any(isinstance(place, list | range | np.ndarray) for place in places)
+        if lists or on_host or len(args) == 2:
+            return lists or on_host
+        if isinstance(args[2], Tensor):
+            return self.guard.is_on_host(args[2])
+        # torch fills slices with a number; one item, or places in a tensor, get a copy of it
+        item = len(places) == args[0].ndim and all(isinstance(place, int) for place in places)
+        return item or bool(tensors)
 
 
 def _goes_to_host(func: Callable[..., object], args: tuple, kwargs: dict) -> bool:

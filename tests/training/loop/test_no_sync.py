@@ -81,6 +81,9 @@ SYNCS: dict[str, Callable[[], object]] = {
     "read_by_array": lambda: VALUES.view(2, 2)[:, np.array([1, 0])],
     "read_by_host": lambda: VALUES[torch.tensor([2, 0])],
     "write_by_list": lambda: VALUES.clone().__setitem__([2, 0], VALUES[:2]),
+    "number_as_item": lambda: VALUES.clone().__setitem__(0, 1.0),
+    "host_into_slice": lambda: VALUES.clone().__setitem__(slice(0, 2), torch.zeros(2)),
+    "host_to_other": lambda: torch.zeros(2).to(VALUES),
     "number_at_places": lambda: VALUES.clone().__setitem__(VALUES.long(), 1.0),
     "copied_from_host": lambda: VALUES.clone().copy_(torch.zeros(4)),
 }
