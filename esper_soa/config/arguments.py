@@ -81,9 +81,20 @@ def check_overrides(overrides: Sequence[str], settings: type) -> None:
         key, equals, value = override.partition("=")
         if key.lstrip("+") in groups and not others:
             check_options(key, value, groups[key.lstrip("+")])
+        if key.startswith("--") and equals and is_setting(key.lstrip("-"), settings):
+            raise UserError(f"{override}: settings have no dashes. Give {override.lstrip('-')}")
         added = key[:1] in ("-", "+", "~")
         if equals and not added and "/" not in key and key.split(".")[0] != "hydra":
             check_key(key.split("@")[0], settings, tuple(groups))
+
+
+def is_setting(key: str, settings: type) -> bool:
+    """Whether the dotted key is a field of `settings`, or a group of options."""
+    try:
+        check_key(key, settings, tuple(options()))
+    except UserError:
+        return False
+    return True
 
 
 def check_options(key: str, value: str, known: Sequence[str]) -> None:

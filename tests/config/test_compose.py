@@ -110,6 +110,11 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
         ),
         (
             "smoke",
+            "--policy.ppo.lr=1",
+            r"^--policy.*: settings have no dashes\. Give policy.ppo.lr=1",
+        ),
+        (
+            "smoke",
             "env=4",
             r"^env: there is no such setting\. Did you mean envs\?$",
         ),

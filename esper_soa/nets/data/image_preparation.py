@@ -30,6 +30,16 @@ MAX_LISTED = 20  # classes by name
 PAD_FROM = 24  # pixels of the longer side from which `auto` pads: half of what hosts see is image
 # Levels by which a half is moved up before it is rounded, as sums differ from machine to machine.
 ROUNDING_NUDGE = 1e-6
+ROUNDING_ERROR = 0.01  # by which numbers from 0 to 1 are passed where rounding or scaling did it
+# Ways to make images of numbers of other types, by the kind of a numpy.dtype.
+WHOLE_REMEDY = "Convert whole numbers from 0 to 255 with .astype(numpy.uint8), others with "
+WHOLE_REMEDY += "/ the value of white, 65535 in 16 bits."
+TYPE_REMEDIES = {
+    "u": WHOLE_REMEDY,
+    "i": WHOLE_REMEDY,
+    "b": "Convert with .astype(numpy.float32).",
+    "O": "Give all images one shape, and stack them with numpy.stack(...).",
+}
 
 
 def read_npz(
@@ -129,6 +139,10 @@ def prepare(
 
 def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
     shape = part.shape
+    supported = part.dtype == np.uint8 or part.dtype.kind == "f"
+    allowed = "be uint8, from 0 to 255, or float, from 0 to 1"
+    remedy = TYPE_REMEDIES.get(part.dtype.kind, "Give the images as such numbers.")
+    check_data(supported, f"{part.name} has type {part.dtype}", allowed, remedy=remedy)
     layout = f"{cfg.path}layout={cfg.layout}"
     last = cfg.layout == "nhwc"
     order = f"[images, {'height, width, 1 or 3' if last else '1 or 3, height, width'}]"
@@ -146,10 +160,6 @@ def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
     remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
     fits = min(height, width) >= 1 and max(height, width) <= MAX_SIDE
     check_data(fits, problem, f"have 1 to {MAX_SIDE} a side", remedy=remedy)
-    supported = part.dtype == np.uint8 or part.dtype.kind == "f"
-    allowed = "be uint8, from 0 to 255, or float, from 0 to 1"
-    remedy = "Convert whole numbers from 0 to 255 with .astype(numpy.uint8)."
-    check_data(supported, f"{part.name} has type {part.dtype}", allowed, remedy=remedy)
     return height, width, channels
 
 
@@ -248,6 +258,19 @@ def resize_images(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
     return result
 
 
+def _range_remedy(part: LazyArray) -> str:
+    """A way to make numbers from 0 to 1 of those of the part, by where they lie."""
+    if not all(np.isfinite(rows).all() for rows in part.rows(CHUNK_BYTES)):
+        return "Replace what is not a number."
+    low = min(float(rows.min(initial=0)) for rows in part.rows(CHUNK_BYTES))
+    high = max(float(rows.max(initial=1)) for rows in part.rows(CHUNK_BYTES))
+    if low > -ROUNDING_ERROR and high < 1 + ROUNDING_ERROR:
+        return "Cut off what rounding has added, with .clip(0, 1)."
+    if low < 0:
+        return "Take numbers from -1 to 1 as (x + 1) / 2; undo other normalisations first."
+    return f"Divide by {255 if high <= 255 else 'the value of white, 65535 in 16 bits'}."
+
+
 def _as_color(
     part: LazyArray, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
 ) -> np.ndarray:
@@ -259,8 +282,7 @@ def _as_color(
             if is_bad.any():
                 at = np.argwhere(is_bad)[0]
                 problem = f"{part.name} holds {rows[tuple(at)]} in image {first + int(at[0])}"
-                remedy = "Divide by 255, or give uint8, and replace what is not a number."
-                check_data(False, problem, "be from 0 to 1", remedy=remedy)
+                check_data(False, problem, "be from 0 to 1", remedy=_range_remedy(part))
             rows = np.rint(rows.astype(np.float64) * 255).astype(np.uint8)
         if rows.ndim == 4 and layout == "nchw":
             rows = np.moveaxis(rows, 1, 3)
