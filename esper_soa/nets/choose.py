@@ -2,7 +2,8 @@
 An engine is imported where it may be chosen.
 
 What was chosen is an object that the rules of the run hold. On a CPU the native kernels are taken
-wherever they are proven, without a timing; on a GPU engines are tried (trial.py).
+wherever they are proven, without a timing; on a GPU engines are tried (trial.py). As a program it
+proves the kernels of its process (engines/cpu/library.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -181,3 +182,7 @@ def probe_engines(setup: Setup, example: Example, room: int | None = None) -> li
     found = try_engines(setup, example, TorchEngine, reference=REFERENCE, makers=makers)
     results = {result.name: result for result in found}
     return [results.get(name) or TrialResult(name, obstacles[name]) for name in kinds]
+
+
+if __name__ == "__main__":
+    _part("engines.cpu.proof").prove_or_exit(TorchEngine())

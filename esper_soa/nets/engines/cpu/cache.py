@@ -2,12 +2,13 @@
 
 A library stands under a name made of its key and its content; beside it `nets-<key>.sha256` holds
 its digest in the format of sha256sum. That file is written last, so a library that was cut off in
-the making is never run. Whoever can write in the folder could run code as this user: it must be the
-user's own, closed to all others, and no link.
+the making, or not tried to the end, is never run. Whoever can write in the folder could run code as
+this user: it must be the user's own, closed to all others, and no link.
 """
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from esper_soa.system.caches import FolderError, cache_folder, open_folder, read_user_file
@@ -49,6 +50,12 @@ def load_cached(key: str) -> Path | None:
     except (FolderError, OSError):
         return None
     return load_stored(folder, key)
+
+
+def drop_stored(key: str) -> None:
+    """Have the library of `key` count no more, where there is one that can be dropped."""
+    with suppress(FolderError, OSError):
+        (cache_folder() / f"nets-{key}.sha256").unlink()
 
 
 def store(folder: Path, key: str, draft: Path) -> Path:

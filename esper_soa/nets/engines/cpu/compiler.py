@@ -83,7 +83,7 @@ def compile_kernels(
     sources = [str(source) for source in sorted(SOURCE_FOLDER.glob("*.c"))]
     flags = (*kernel_flags(compiler, target), *LINK_FLAGS)
     _run([*compiler.command, *flags, *sources, "-o", str(library), "-lm"], library.parent, timeout)
-    if not library.is_file():
+    if library.is_symlink() or not library.is_file():
         raise NativeError(f"{shlex.join(compiler.command[:1])} failed: it made no library")
 
 

@@ -3,19 +3,30 @@
 Those in the cache folder (cache.py) come first: they were compiled here, for this processor. Then
 those that came with the package (prebuilt.py), which cost no time. Else they are compiled, once per
 kind of processor; the cache has them under a key of everything that decides their content but the
-compiler: once they are there, no compiler is needed and another one changes nothing.
+compiler: once they are there, no compiler is needed and another one changes nothing. What was
+compiled is tried in a process of its own (proof.py) before it is kept, so that what a compiler gets
+wrong costs this process nothing, and is not found there by the next.
 """
 
 import ctypes
 import hashlib
 import os
 import platform
+import signal
+import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.nets.engines.cpu.cache import NativeError, load_cached, load_stored, store
+from esper_soa.nets.engines.cpu.cache import (
+    NativeError,
+    drop_stored,
+    load_cached,
+    load_stored,
+    store,
+)
 from esper_soa.nets.engines.cpu.compiler import (
     COMMON_FLAGS,
     FAMILY_FLAGS,
@@ -31,6 +42,10 @@ from esper_soa.system.caches import DRAFT_PREFIX, FolderError, drop_old_drafts, 
 from esper_soa.system.cores import Processor, this_processor
 
 COMPILED_HERE = "compiled for this CPU"
+KEPT_WHEN_TRIED = 1  # part of the key: no library counts that was kept before any were tried
+# Variable of a process that is to prove a library: its path.
+TRIED_LIBRARY = "ESPER_SOA_TRIED_LIBRARY"
+TRIAL_SECONDS = 120  # seconds that the proof of a library may take with the start of its process
 KERNEL_NAMES = ("train_networks", "validate_networks", "sequence_block_pass", "sequence_head_pass")
 
 
@@ -49,7 +64,8 @@ def library_key(processor: Processor | None = None) -> str:
     machine, _, kind = processor or this_processor()
     platform_key = platform.system(), machine, kind or platform.processor(), libc
     source_key = sources_digest(), COMMON_FLAGS, LINK_FLAGS, FAMILY_FLAGS, NATIVE_TARGETS
-    return hashlib.sha256(repr(platform_key + source_key).encode()).hexdigest()[:20]
+    whole_key = *platform_key, *source_key, KEPT_WHEN_TRIED
+    return hashlib.sha256(repr(whole_key).encode()).hexdigest()[:20]
 
 
 def build() -> Path:
@@ -71,9 +87,44 @@ def build() -> Path:
         with place as drafts:
             draft = Path(drafts) / "nets.so"
             compile_kernels(identify_compiler(command, draft.parent), draft)
+            problem = problem_of(draft)
+            if problem:
+                raise NativeError(f"what {command[0]} made is not kept: {problem}")
             return store(folder, key, draft)
     except OSError as error:
         raise NativeError(f"the cache folder {folder} cannot be written: {error}") from error
+
+
+def problem_of(library: Path) -> str:
+    """Why a process of its own, which may crash, does not prove the library; "" where it does."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-m", "esper_soa.nets.choose"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            errors="replace",
+            env=os.environ | {"PYTHONPATH": paths, TRIED_LIBRARY: str(library)},
+            timeout=TRIAL_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"its proof takes more than {TRIAL_SECONDS} seconds"
+    if tried.returncode < 0:
+        return f"its proof is ended by {signal.Signals(-tried.returncode).name}"
+    lines = tried.stderr.splitlines() or [f"its proof ends with status {tried.returncode}"]
+    return lines[-1] if tried.returncode else ""
+
+
+def replace_kernels() -> bool:
+    """Have the kernels of this process, which failed, compiled anew where they fail in a process of
+    their own as well, and whether they were; raises NativeError where none come of it.
+    """
+    if not problem_of(Path(kernels().functions._name)):
+        return False
+    drop_stored(library_key())
+    build()
+    kernels.cache_clear()
+    return True
 
 
 def find_kernels(libraries: Path, processor: Processor) -> Kernels:
@@ -81,16 +132,18 @@ def find_kernels(libraries: Path, processor: Processor) -> Kernels:
 
     libraries: the folder of those that came with the package, if any. Raises NativeError.
     """
-    path = load_cached(library_key(processor))
-    if path is not None:
-        return _load(path, COMPILED_HERE)
+    key = library_key(processor)
+    path = load_cached(key)
     try:
+        if path is not None:
+            return _load(path, COMPILED_HERE)
         prebuilt = choose_prebuilt(libraries, processor)
         if prebuilt is not None:
             return _load(*prebuilt)
         reasons = ""
     except NativeError as error:
         reasons = str(error)
+        drop_stored(key)
     try:
         return _load(build(), f"{COMPILED_HERE}, as {reasons}" if reasons else COMPILED_HERE)
     except NativeError as error:
@@ -104,8 +157,7 @@ def _load(path: Path, words: str) -> Kernels:
         for name in KERNEL_NAMES:
             functions[name].argtypes = [ctypes.c_void_p]
     except (OSError, AttributeError) as error:
-        remedy = "delete it to have it built again"
-        raise NativeError(f"{path} cannot be loaded ({remedy}): {error}") from error
+        raise NativeError(f"{path} cannot be loaded: {error}") from error
     return Kernels(functions, words, digest)
 
 
@@ -115,4 +167,7 @@ def kernels() -> Kernels:
 
     They are proven (proof.py) before a run takes them.
     """
+    path = os.environ.get(TRIED_LIBRARY)
+    if path:
+        return _load(Path(path), "to be tried")
     return find_kernels(LIBRARY_FOLDER, this_processor())

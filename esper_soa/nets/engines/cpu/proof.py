@@ -6,6 +6,7 @@ per process. Tests prove other networks.
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
-from esper_soa.nets.engines.cpu.library import kernels
+from esper_soa.nets.engines.cpu.library import kernels, replace_kernels
 from esper_soa.nets.engines.cpu.sequences import SequenceBlock, SequenceEngine, SequenceHead
 from esper_soa.nets.model.blueprints import BLUEPRINTS, SEQUENCE_BLUEPRINTS
 from esper_soa.nets.model.host import HostShape, host_shape
@@ -174,13 +175,26 @@ def choose_native(
     try:
         if obstacle:
             raise NativeError(obstacle)
-        prove(exact, sequences)
+        words, sha256 = prove_or_replace(exact, sequences)
     except NativeError as error:
         why = f"plain torch, slower: no native kernels, {error}"
         return EngineChoice(False, why, fallback=True)
-    return EngineChoice(
-        True, f"native, {kernels().words}", sha256=kernels().sha256, name=ENGINE_NAME
-    )
+    return EngineChoice(True, f"native, {words}", sha256=sha256, name=ENGINE_NAME)
+
+
+def prove_or_replace(exact: PieceEngine, sequences: bool) -> tuple[str, str]:
+    """Words for logs and SHA-256 of kernels that are proven, compiled anew where they fail in any
+    process; raises NativeError.
+    """
+    words = kernels().words
+    try:
+        prove(exact, sequences)
+    except NativeError as error:
+        if not replace_kernels():
+            raise
+        prove(exact, sequences)
+        words = f"{kernels().words} anew, as {error}"
+    return words, kernels().sha256
 
 
 @cache
@@ -192,8 +206,7 @@ def prove(exact: PieceEngine, sequences: bool = False) -> None:
         if not error <= PROOF_ROUNDING:
             raise NativeError(
                 f"{kernels().functions._name} computes {name} of a small network otherwise than "
-                f"torch, by {error:.1e} (delete it to have it built again, by another compiler "
-                "where this one fails)"
+                f"torch, by {error:.1e} (CC=<command> names another compiler)"
             )
 
 
@@ -262,3 +275,12 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
         outputs[f"{name} validation loss"] = validation.loss
         outputs[f"{name} validation"] = validation.accuracy
     return outputs
+
+
+def prove_or_exit(exact: PieceEngine) -> None:
+    """Prove all kernels of this process, or end it with status 1 and a line that says why not."""
+    try:
+        for sequences in (False, True):
+            prove(exact, sequences)
+    except NativeError as error:
+        sys.exit(str(error))
