@@ -117,6 +117,7 @@ MODULES = {
     "training.start.runs": "NetworkScore RecordedRun open_run train",
     "vocabulary": "Blueprint Op Stage Style",
 }
+import_module(f"{__name__}.system.cores")  # it sees the forks that come after
 HOMES = {name: module for module, names in MODULES.items() for name in names.split()}
 
 

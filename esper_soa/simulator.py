@@ -131,7 +131,8 @@ class Simulator:
         elif name != "ppo":
             self.agent = rule_player(name, "policy.name", settings.policy, setup=self.world.setup)
         else:
-            self.agent = import_module(PLAYERS).build_player(settings.policy, self.world).agent
+            with threads(self.world.setup.compute.threads):
+                self.agent = import_module(PLAYERS).build_player(settings.policy, self.world).agent
 
     def _build(self, seed: int) -> None:
         with memory_errors(UserError):

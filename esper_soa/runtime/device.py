@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from esper_soa.nets.setup import check_threads
-from esper_soa.system.cores import usable_cores
+from esper_soa.system.cores import FORKED_WITH_TORCH, usable_cores
 from esper_soa.system.errors import SettingError, check
 
 # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all
@@ -57,9 +57,14 @@ def apply_threads(setting: int) -> int:
 
     One, because the operations of policy and state are small, and threads inside an operation wait
     for each other: one that lost its core to another process holds all of them up, and while idle
-    they keep cores from the workers. Raises SettingError for more than THREADS_PER_CORE per core.
+    they keep cores from the workers. Raises SettingError for more than THREADS_PER_CORE per core,
+    and for more than one in a forked process, where they would wait for those of its parent.
     """
     check_threads("compute.threads", setting)
+    remedy = "Start it by spawn, as by multiprocessing.get_context('spawn') or context='spawn'."
+    allowed = "1 in a process that was forked from one with torch"
+    can = setting <= 1 or not FORKED_WITH_TORCH.is_set()
+    check(can, "compute.threads", setting, allowed=allowed, remedy=remedy)
     torch.set_num_threads(setting or 1)
     return torch.get_num_threads()
 

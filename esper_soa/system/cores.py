@@ -8,10 +8,14 @@ import hashlib
 import os
 import platform
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 CPUINFO = Path("/proc/cpuinfo")  # file of Linux
+CGROUPS = Path("/sys/fs/cgroup")  # control groups of Linux, of version 2
+OWN_CGROUP = Path("/proc/self/cgroup")
 # Fields that compilers look at for code for the machine that they run on. x86-64 has flags and a
 # model name, arm64 has the others.
 IDENTIFYING_FIELDS = ("flags", "model name", "Features", "CPU implementer", "CPU part")
@@ -54,6 +58,19 @@ def let_threads_sleep() -> None:
         os.environ.setdefault(WAIT_POLICY, "passive")
 
 
+# Whether this process was forked from one that had torch: it lacks the threads of torch's
+# operations, and what is shared out among them waits for ever.
+FORKED_WITH_TORCH = threading.Event()
+
+
+def _note_fork() -> None:
+    if "torch" in sys.modules:
+        FORKED_WITH_TORCH.set()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 def core_numbers() -> list[int]:
     """Numbers of the CPU cores that this process may use, at least one."""
     if sys.platform == "linux":
@@ -62,5 +79,26 @@ def core_numbers() -> list[int]:
 
 
 def usable_cores() -> int:
-    """How many these are."""
-    return len(core_numbers())
+    """How many these are, or fewer where a container gives this process no more time."""
+    return min(len(core_numbers()), core_limit(CGROUPS, OWN_CGROUP))
+
+
+def core_limit(mount: Path, membership: Path) -> int:
+    """Cores that the time of this process is worth, by cpu.max of its control groups (version 2),
+    rounded up; sys.maxsize without a limit.
+
+    mount: where the groups are; membership: the file with the path of this process's group.
+    """
+    limit = sys.maxsize
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return limit
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+    group = mount / path.strip("/")
+    for folder in (group, *group.parents):
+        with suppress(OSError, ValueError):  # the root has no such file, an old system another
+            quota, period = (folder / "cpu.max").read_text().split()
+            if quota != "max":
+                limit = min(limit, max(1, -(-int(quota) // int(period))))
+    return limit

@@ -5,6 +5,7 @@ cores; unlike the threads inside an operation, they wait for each other only at 
 local to a thread (gradient mode, modes that watch operations) starts afresh there.
 """
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -64,6 +65,11 @@ def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Threads that stay; each gives an operation one thread, whatever its caller gives it."""
     return ThreadPoolExecutor(workers, "envs", initializer=_take_one_thread)
+
+
+# A child has no threads but the one that forked: what is sent to the pools of its parent would wait
+# for ever.
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _take_one_thread() -> None:

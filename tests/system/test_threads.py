@@ -4,6 +4,8 @@ seen.
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -40,6 +42,36 @@ def test_one_piece_or_one_worker_stays_in_the_calling_thread() -> None:
     assert run_pieces([lambda call: threading.get_ident()] * 3, 1) == [here] * 3
     assert run_pieces([lambda call: threading.get_ident()], 2) == [here]
     assert here not in run_pieces([lambda call: threading.get_ident()] * 2, 2)
+
+
+IN_A_CHILD = """
+import os, signal, sys
+import torch
+torch.set_num_threads(4)
+torch.ones(1 << 22).exp().sum()  # in threads, which a child has not
+import esper_soa
+if sys.argv[1] == "1":
+    from esper_soa.system.threads import run_pieces
+    run_pieces([lambda call: 0] * 2, 2)
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(100)
+if sys.argv[1] == "1":
+    given = {"device": "cpu", "envs": 2, "steps": 2, "compute.workers": 2, "compute.env_chunk": 1}
+    esper_soa.make("smoke", overrides=[f"{name}={value}" for name, value in given.items()]).reset()
+else:
+    esper_soa.make("smoke", overrides=["device=cpu", "compute.threads=2"])
+"""
+
+
+@pytest.mark.parametrize(("num_threads", "told"), [(1, ""), (2, "spawn")])
+def test_a_forked_process_has_pools_of_its_own_or_says_how_to_start_it(
+    num_threads: int, told: str
+) -> None:
+    words = [sys.executable, "-c", IN_A_CHILD, str(num_threads)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, told in done.stderr) == (num_threads - 1, True), done.stderr
 
 
 def wait_to_be_given_up(call: Call) -> None:

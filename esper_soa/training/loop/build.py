@@ -27,7 +27,7 @@ from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.nets.setup import Setup, lay_out
 from esper_soa.runtime.compilation import STATE, choose_compilation, choose_replay, keep_compiled
-from esper_soa.runtime.device import keep_freed_memory, take_device
+from esper_soa.runtime.device import keep_freed_memory, take_device, threads
 from esper_soa.runtime.memory import check_room, room_for_engine
 from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.runtime.step_cache import stored_kernels, unsupported
@@ -147,18 +147,19 @@ def _world_of(
     data: BatchSource | None = None,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> World:
-    check_room(setup, cfg.policy)
-    take_device(setup.device)
-    keep_freed_memory(setup.device)
-    rules = build_rules(cfg, setup)
-    data = load_samples(setup.data, setup.device) if data is None else data.to(setup.device)
-    own_reward = any(map(is_reference, cfg.reward.modes))
-    graphs = setup.compute.cuda_graphs
-    replay = choose_replay(graphs, setup.device, own_reward, num_ranks=ranks.count)
-    kernels = build_kernels(rules, cfg.rounds * cfg.steps, num_envs=cfg.envs)
-    kernels = kernels._replace(replay=replay, steps=replay.steps(STATE, setup.device))
-    seed = setup.seed if seed is None else seed
-    return World(rules, data, seed, kernels=kernels, reduction=ranks)
+    with threads(setup.compute.threads):
+        check_room(setup, cfg.policy)
+        take_device(setup.device)
+        keep_freed_memory(setup.device)
+        rules = build_rules(cfg, setup)
+        data = load_samples(setup.data, setup.device) if data is None else data.to(setup.device)
+        own_reward = any(map(is_reference, cfg.reward.modes))
+        graphs = setup.compute.cuda_graphs
+        replay = choose_replay(graphs, setup.device, own_reward, num_ranks=ranks.count)
+        kernels = build_kernels(rules, cfg.rounds * cfg.steps, num_envs=cfg.envs)
+        kernels = kernels._replace(replay=replay, steps=replay.steps(STATE, setup.device))
+        seed = setup.seed if seed is None else seed
+        return World(rules, data, seed, kernels=kernels, reduction=ranks)
 
 
 def world_facts(world: World) -> dict[str, Json]:

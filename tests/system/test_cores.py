@@ -1,0 +1,32 @@
+"""The cores whose time a process has: control groups as Linux shows them in files."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper_soa.system.cores import core_limit, usable_cores
+
+
+@pytest.mark.parametrize(
+    ("membership", "limits", "cores"),
+    [
+        ("0::/\n", {".": "200000 100000"}, 2),  # in a container of its own
+        ("0::/a/b\n", {"a": "400000 100000", "a/b": "max 100000"}, 4),
+        ("0::/a/b\n", {"a": "400000 100000", "a/b": "150000 100000"}, 2),
+        ("0::/a\n", {"a": "5000 100000"}, 1),
+        ("4:cpu:/a\n0::/\n", {"a": "200000 100000"}, sys.maxsize),
+        ("0::/a\n", {"a": "much"}, sys.maxsize),
+        ("", {}, sys.maxsize),
+    ],
+)
+def test_the_smallest_limit_of_a_group_and_those_above_counts(
+    tmp_path: Path, membership: str, limits: dict[str, str], cores: int
+) -> None:
+    for group, text in limits.items():
+        (tmp_path / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / group / "cpu.max").write_text(f"{text}\n")
+    own = tmp_path / "own"
+    own.write_text(membership)
+    assert core_limit(tmp_path, own) == cores
+    assert usable_cores() >= 1
