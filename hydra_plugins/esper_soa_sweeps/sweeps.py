@@ -49,6 +49,8 @@ class SweepCallback(Callback):
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted}")
+            # paths of jobs count from where the command was given
+            config.hydra.overrides.hydra.append("hydra.job.chdir=false")
             # those that end with the first job that is lost, however they were asked for
             launcher = config.hydra.launcher["_target_"]
             config.hydra.launcher["_target_"] = LAUNCHERS.get(launcher, launcher)

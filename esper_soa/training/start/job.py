@@ -62,6 +62,7 @@ class RunCallback(Callback):
             exit_with(error)
         with read_write(config.hydra):
             config.hydra.run.dir = str(folder.path)
+            config.hydra.job.chdir = False  # paths count from where the command was given
 
 
 @quiet_warnings()

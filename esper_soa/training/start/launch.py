@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
+from esper_soa.nets.setup import check_threads
 from esper_soa.runtime.device import resolve_device, take_device
 from esper_soa.runtime.ranks import RANK_TIMEOUT, RankGroup, keep_to_cores
 from esper_soa.system.console import KNOWN_ERRORS, safe_streams
@@ -184,12 +185,16 @@ def resume_hint(folder: RunFolder, rounds: int) -> str:
 
 
 def check_devices(device: str, ranks: int, here: int) -> None:
-    """Raise SettingError where there are fewer GPUs here than ranks of the run, each with one."""
+    """Raise SettingError where there are fewer GPUs here than ranks of the run, each with one, and
+    on a CPU for more ranks than make sense.
+    """
     if resolve_device(device).type == "cuda":
         count = torch.cuda.device_count()
         allowed = f"such that a machine has at most {count}, the GPUs of this one"
         remedy = "device=cpu takes the CPU's cores instead."
         check(here <= count, "ranks", ranks, allowed=allowed, remedy=remedy)
+    else:
+        check_threads("ranks", here)
 
 
 def main() -> None:

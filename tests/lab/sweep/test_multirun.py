@@ -91,8 +91,10 @@ def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(sw
 
 @pytest.mark.slow
 def test_folders_that_are_given_to_hydra_are_taken(tmp_path: Path) -> None:
-    assert finished(*ONE, "hydra.run.dir=mine/${name}", folder=tmp_path).returncode == 0
-    swept = ("hydra.sweep.dir=sweep", "hydra.sweep.subdir=envs_${envs}")
+    there = "hydra.job.chdir=true"  # changes no path
+    assert finished(*ONE, there, "hydra.run.dir=mine/${name}", folder=tmp_path).returncode == 0
+    swept = ("hydra.sweep.dir=sweep", "hydra.sweep.subdir=envs_${envs}", there)
+    swept = (*swept, "policy.init=mine/smoke", "policy.name=ppo")
     assert finished("-m", *ONE, "envs=1,2", *swept, folder=tmp_path).returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "sweep"]
     for folder in ("mine/smoke", "sweep/envs_1", "sweep/envs_2"):
