@@ -70,9 +70,17 @@ class GrowthVectorEnv(VectorEnv):
     metadata: Facts = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
 
     def __init__(
-        self, experiment: str, num_envs: int = 1, actions: str = "joint", **settings: Value
+        self,
+        experiment: str,
+        num_envs: int = 1,
+        actions: str = "joint",
+        render_mode: str | None = None,
+        **settings: Value,
     ) -> None:
-        """experiment: one that ships. actions: "joint" or "heads". settings: as in `make`."""
+        """experiment: one that ships. actions: "joint" or "heads". settings: as in `make`.
+
+        render_mode: whatever a library hands to every env; nothing is drawn.
+        """
         self.flat = flat_envs(experiment, actions, settings | {"envs": num_envs})
         self.num_envs = num_envs
         self.single_observation_space = observation_space(self.flat)
@@ -104,8 +112,17 @@ class GrowthEnv(gymnasium.Env):
 
     metadata: Facts = {"render_modes": []}
 
-    def __init__(self, experiment: str, actions: str = "joint", **settings: Value) -> None:
-        """experiment and settings: as in esper_soa.make; actions: "joint" or "heads"."""
+    def __init__(
+        self,
+        experiment: str,
+        actions: str = "joint",
+        render_mode: str | None = None,
+        **settings: Value,
+    ) -> None:
+        """experiment and settings: as in esper_soa.make; actions: "joint" or "heads".
+
+        render_mode: as of GrowthVectorEnv.
+        """
         self.flat = flat_envs(experiment, actions, settings | {"envs": 1})
         self.observation_space = observation_space(self.flat)
         self.action_space = action_space(self.flat)

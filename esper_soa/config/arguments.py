@@ -18,7 +18,8 @@ from esper_soa.system.errors import SettingError, UserError, did_you_mean, unkno
 LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
 ADDED_GROUPS = ("experiment", "budget", "sweep")  # no default has an option of these
 OTHER_FOLDERS = ("--config-dir", "-cd", "hydra.searchpath")  # bring options that are not ours
-SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
+SLOT_COUNTS = re.compile(r"slots=(choice\()?\d+(,\d+)*\)?")
+OPTION_NAME = re.compile(r"[\w-]+\b(?!\()")  # what a bracket follows is a function of Hydra's
 # Lists and ranges of values that differ by env, which Hydra takes as the text of the field.
 ENV_TEXT = re.compile(r"\[[^\[\]]*\]|\b(log_)?uniform\([^()]*\)")
 
@@ -100,12 +101,13 @@ def is_setting(key: str, settings: type) -> bool:
 def check_options(key: str, value: str, known: Sequence[str]) -> None:
     """Raise UserError unless each of the options that `value` names is `known`.
 
-    key: a group, with a "+" where the override adds it. An interpolation is left to Hydra.
+    key: a group, with a "+" where the override adds it. Interpolations, patterns and arguments of
+    Hydra's functions are left to Hydra.
     """
     group = key.lstrip("+")
     if group in ADDED_GROUPS and key == group:
         raise UserError(f"{key}={value}: must be added. Give +{key}={value}.")
-    for name in re.findall(r"[\w-]+", value) if "{" not in value and ":" not in value else ():
+    for name in () if {*"{:*?="} & {*value} else OPTION_NAME.findall(value):
         if name not in known:
             raise SettingError(group, name, ", ".join(known), remedy=did_you_mean(name, known))
 

@@ -22,13 +22,14 @@ adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
 ID = f"esper_soa/{EXPERIMENT}-v0"
 
 
-def vector(case: Case = IMAGES):
+def vector(case: Case = IMAGES, **more: object):
     return gymnasium.make_vec(
         f"esper_soa/{case.experiment}-v0",
         num_envs=ENVS,
         vectorization_mode="vector_entry_point",
         seed=SEED,
         **case.sizes,
+        **more,
     )
 
 
@@ -112,6 +113,12 @@ def test_what_the_library_asks_of_an_env() -> None:
     envs.reset(seed=5)
     assert envs.np_random_seed == 5
     assert single().metadata == {"render_modes": []}
+
+
+@pytest.mark.filterwarnings("ignore:.*not in the possible render_modes")
+def test_a_mode_of_drawing_that_a_library_hands_to_every_env_is_passed_over() -> None:
+    single(render_mode="rgb_array")  # as make_vec_env of stable-baselines3 does
+    vector(render_mode="rgb_array")
 
 
 def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_env_step() -> None:

@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from esper_soa.config.arguments import prepare_arguments, show_help_or_version
 from esper_soa.config.settings import TrainConfig
@@ -59,6 +60,7 @@ def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str,
         ("+experiment=smok", "experiment=smok: must be .* Did you mean smoke?"),
         ("experiment=smoke", "experiment=smoke: must be added. Give [+]experiment=smoke."),
         ("reward=shaped,simplifed", "reward=simplifed: must be .* Did you mean simplified?"),
+        ("reward=choice(net,simplifed)", "reward=simplifed: must be .* Did you mean simplified?"),
         ("+sweep=[joblib,gpu]", "sweep=gpu: must be .* Did you mean gpus?"),
         ("sweep=gpus", "sweep=gpus: must be added. Give [+]sweep=gpus."),
         ("budget=hour", "budget=hour: must be added. Give [+]budget=hour."),
@@ -67,6 +69,20 @@ def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str,
 def test_an_unknown_option_is_told_with_what_may_have_been_meant(overrides: str, told: str) -> None:
     with pytest.raises(UserError, match=told.replace("?", r"\?")):
         prepare_arguments([overrides], TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("override", "passed"),
+    [
+        ("reward=choice(shaped,net)", "reward=choice(shaped,net)"),
+        ("reward=sort(shaped,net,reverse=true)", "reward=sort(shaped,net,reverse=true)"),
+        ("reward=glob([s*,net],exclude=sparse)", "reward=glob([s*,net],exclude=sparse)"),
+        ("slots=choice(1,3)", "slots=choice([1],[3])"),
+    ],
+)
+def test_what_names_several_values_in_the_words_of_hydra_passes(override: str, passed: str) -> None:
+    assert prepare_arguments([override], TrainConfig) == [passed]
+    assert OverridesParser.create().parse_overrides([passed])[0].is_sweep_override()
 
 
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:

@@ -198,6 +198,8 @@ def test_there_is_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(SettingError, match=told):
         check_devices("cuda", 3, 3)
+    with pytest.raises(SettingError, match="^ranks=65536: "):
+        check_devices("cpu", 65536, 65536)
 
 
 def test_a_program_that_plays_a_run_itself_is_told_that_it_is_one_rank(tmp_path: Path) -> None:
