@@ -73,7 +73,7 @@ def plain_module(module: nn.Module) -> Module:
         inner = [part for name, part in _children(plain) if name in WRAPPED_NAMES]
         if not inner:
             kind = type(module).__name__
-            raise UserError(f"a {kind} is no grown network or policy, as run.export() returns them")
+            raise UserError(f"a {kind} is no grown network, as run.export() returns them")
         plain = inner[0]
     return plain
 
