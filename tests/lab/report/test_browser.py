@@ -202,6 +202,31 @@ def test_numbers_that_are_drawn_are_those_of_the_runs_files(
     opened.page.close()
 
 
+def test_a_choice_is_drawn_listed_and_saved(
+    browser: sync_api.Browser, pages: dict[str, Path]
+) -> None:
+    page = Opened(browser, pages["sweep"].as_uri()).page
+    rows = page.evaluate("report.rowsOf('terms')")
+    chosen = [row for row in rows if row["run"] == rows[-1]["run"]]
+    page.locator("#terms summary").click()
+    page.select_option("#terms select[name=run]", rows[-1]["run"])
+    page.wait_for_function(
+        f"report.figures.get('terms').view.data('terms').length === {len(chosen)}"
+    )
+    assert page.evaluate("report.figures.get('terms').view.data('terms')") == chosen
+    listed = page.locator("#terms tbody td:last-child").all_text_contents()
+    assert [number_in(cell) for cell in listed] == [row["term_sum"] for row in chosen]
+    with page.expect_download() as saved:
+        page.locator("#terms button").click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    names = lines[0].split(",")
+    assert lines[1:] == [",".join(str(row[name]) for name in names) for row in chosen]
+    page.locator("[data-set-theme=dark]").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.locator("[aria-pressed=true]").get_attribute("data-set-theme") == "dark"
+    page.close()
+
+
 def test_a_live_page_follows_a_run_to_its_end(browser: sync_api.Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds(2))
     write_round(run, 1, envs=2, steps=8)
@@ -215,6 +240,8 @@ def test_a_live_page_follows_a_run_to_its_end(browser: sync_api.Browser, tmp_pat
         page.wait_for_function("report.rowsOf('rounds').length === 3", timeout=60_000)
         page.wait_for_function("document.querySelector('#curve-accuracy [data-drawn]')")
         assert page.locator("#curve-accuracy details[open] tbody tr").count() == 3, "still open"
+        state, age = page.locator("#live").inner_text().split(", last written ")
+        assert (state, age.split()[1:]) == ("live", ["s", "ago"])
         assert "3 of 4 rounds: stopped" in page.locator("main .state").inner_text()
         points = [told_by(label) for label in opened.labels("curve-accuracy", "point")]
         drawn = [number_in(one["accuracy (%)"]) for one in points]

@@ -118,14 +118,6 @@ def fields_drawn(place: Path) -> dict[tuple[str, str], str]:
     }
 
 
-def test_a_figure_draws_the_number_that_it_is_named_after(places: dict[str, Path]) -> None:
-    wanted = {("cost-parameters", "x"): "parameters", ("cost-flop", "x"): "train_gflop"}
-    wanted |= {("cost-flop", "y"): "accuracy", ("ops", "y"): "share", ("shapley", "x"): "round"}
-    wanted |= {(f"curve-{name}", "y"): name for name in ("kl", "explained_variance")}
-    drawn = fields_drawn(places["run"])
-    assert {key: drawn[key] for key in wanted} == wanted
-
-
 def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str, Path]) -> None:
     drawn = fields_drawn(places["sweep"])
     assert "round" not in drawn.values(), "an axis of a single round says nothing"
