@@ -23,11 +23,42 @@ STAGE_POTENTIALS = (  # potentials of stages, in reward units; others have 0
 )
 MIN_CONTRIBUTION = 1.0  # percent points that make a fossil worth a bonus
 FULL_HOLDING_STEPS = 5  # env-steps in HOLDING that earn the whole bonus
-MIN_PRUNE_AGE = 5
+SMALLEST_DIVISOR = 1e-8  # percent points: quotients of gains near 0 stay finite
+LOWEST_EXPONENT = -700.0  # e to it is a float64 above 0, so that a discount keeps its sign
+HARMLESS_DISCOUNT = 0.5  # that of a total of 0: below it all seeds together do harm
+UNKNOWN_START_SHARE = 0.5  # of a contribution, where the accuracy at germination is not known
+# Contributions that the total does not support: smaller ones may be noise of validation.
+SUSPECT_CONTRIBUTION = 1.0  # percent points
+EXCESS_WEIGHT = 0.1  # reward units for a ratio of twice the threshold
+WHOLE_PENALTY_CONTRIBUTION = 10.0  # percent points without a total that cost the whole penalty
+# Warnings grow so that to wait costs ever more, and stay below what a decision may cost.
+FIRST_WARNING = 0.1  # reward units
+WARNING_GROWTH = 0.05  # reward units per env-step
+MAX_WARNING_GROWTH = 0.3  # reward units, in BLENDING
+MAX_HOLDING_WARNING = 0.3  # reward units, in all
+HOLDING_GRACE_STEPS = 2  # env-steps in HOLDING that measure a seed, before a decision is due
+# A bonus that saturates: interactions are sums over pairs, and noisy.
+MAX_SYNERGY_BONUS = 0.1  # reward units
+SYNERGY_STEEPNESS = 0.5  # per percent point of interaction
+# Fossils of hosts whose seeds do harm together: they stay, so that the damage does.
+FOSSIL_DAMAGE = -0.5  # reward units
+FOSSIL_DAMAGE_WEIGHT = 0.2  # reward units per percent point of harm
+MAX_FOSSIL_DAMAGE = 1.0  # reward units of the latter
+# A seed that looks useful while the total falls takes from the others.
+SELFISH_CONTRIBUTION = 0.1  # percent points, above
+SELFISH_TOTAL = -0.2  # percent points, below
+SELFISH_PENALTY = 0.3  # reward units
+# Prunes: a seed shall have time to learn, and one that helps is worth keeping.
+MIN_PRUNE_AGE = 5  # env-steps of a seed
+YOUNG_PRUNE_PENALTY = -0.3  # reward units per env-step that lacks
+HASTY_PRUNE_PENALTY = -0.1  # reward units: of a harmful seed too young to be judged by that
+PRUNE_WEIGHT = 0.05  # reward units per percent point of a useful seed's contribution
+MAX_PRUNE_PENALTIES = 3  # times prune_good_seed_penalty
 # Rewards of ops that are not legal, which no env carries out.
 GERMINATE_IN_TAKEN_SLOT = -0.3
 FOSSILIZE_BEFORE_HOLDING = -1.0
 PRUNE_OF_FOSSIL = -1.0
+PRUNE_OF_NOTHING = -0.2
 
 
 def column(per_env: Tensor) -> Tensor:
@@ -88,7 +119,7 @@ def joint_gain(progress: Tensor, contribution: Tensor, cfg: RewardConfig) -> Ten
     if cfg.attribution_formula == "minimum":
         joint = torch.minimum(progress, contribution)
     else:
-        joint = 2 * progress * contribution / (progress + contribution).clamp(min=1e-8)
+        joint = 2 * progress * contribution / (progress + contribution).clamp(min=SMALLEST_DIVISOR)
     return torch.where((progress > 0) & (contribution > 0), joint, 0.0)
 
 
@@ -98,7 +129,8 @@ def attribution_discount(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     It never quite reaches 0, so that an attribution keeps its sign.
     """
     harmful = inputs.contribution_known & inputs.has_seed & column(inputs.total < 0)
-    discount = torch.sigmoid((cfg.attribution_sigmoid_steepness * inputs.total).clamp(min=-700.0))
+    exponent = cfg.attribution_sigmoid_steepness * inputs.total
+    discount = torch.sigmoid(exponent.clamp(min=LOWEST_EXPONENT))
     return torch.where(harmful, column(discount), 1.0)
 
 
@@ -108,30 +140,31 @@ def ratio_penalty(inputs: RewardInputs, discount: Tensor, cfg: RewardConfig) -> 
         return torch.zeros_like(inputs.contribution)
     threshold = cfg.hacking_ratio_threshold
     total = column(inputs.total)
-    supported = total > max(cfg.improvement_safe_threshold, 1e-8)
+    supported = total > max(cfg.improvement_safe_threshold, SMALLEST_DIVISOR)
     ratio = inputs.contribution / torch.where(supported, total, 1.0)
     most = -cfg.prune_good_seed_penalty
-    excess = -(0.1 * (ratio - threshold) / threshold).clamp(min=0.0, max=most)
-    unsupported = cfg.prune_good_seed_penalty * (inputs.contribution / 10).clamp(max=1.0)
+    excess = -(EXCESS_WEIGHT * (ratio - threshold) / threshold).clamp(min=0.0, max=most)
+    share = (inputs.contribution / WHOLE_PENALTY_CONTRIBUTION).clamp(max=1.0)
+    unsupported = cfg.prune_good_seed_penalty * share
     unsupported = torch.where(total <= cfg.improvement_safe_threshold, unsupported, 0.0)
-    is_suspect = inputs.has_seed & (inputs.contribution > 1.0)
+    is_suspect = inputs.has_seed & (inputs.contribution > SUSPECT_CONTRIBUTION)
     penalty = torch.where(supported, excess, unsupported)
-    return torch.where(is_suspect & (discount >= 0.5), penalty, 0.0)
+    return torch.where(is_suspect & (discount >= HARMLESS_DISCOUNT), penalty, 0.0)
 
 
 def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tensor:
     """The part of a contribution >= 0 that progress since germination makes credible, [N, S]."""
     gain = torch.where(inputs.contribution >= progress, joint, inputs.contribution)
     gain = torch.where(progress <= 0, 0.0, gain)
-    return torch.where(inputs.germination_known, gain, 0.5 * inputs.contribution)
+    return torch.where(inputs.germination_known, gain, UNKNOWN_START_SHARE * inputs.contribution)
 
 
 def blending_warning(inputs: RewardInputs) -> Tensor:
     """Growing penalty for blending seeds where all seeds together do harm, [N, S]."""
     blending = inputs.has_seed & (inputs.stage == Stage.BLENDING)
     harmful = blending & column(inputs.total < 0)
-    growth = (0.05 * inputs.stage_age.to(STATE_FLOAT)).clamp(max=0.3)
-    return torch.where(harmful, -0.1 - growth, 0.0)
+    growth = WARNING_GROWTH * inputs.stage_age.to(STATE_FLOAT)
+    return torch.where(harmful, -FIRST_WARNING - growth.clamp(max=MAX_WARNING_GROWTH), 0.0)
 
 
 def holding_warning(inputs: RewardInputs, attribution: Tensor) -> Tensor:
@@ -139,15 +172,19 @@ def holding_warning(inputs: RewardInputs, attribution: Tensor) -> Tensor:
     op = slot_op(inputs)
     holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
     is_undecided = holding & (op != Op.FOSSILIZE) & (op != Op.PRUNE)
-    is_undecided = is_undecided & (inputs.stage_age >= 2) & (attribution > 0)
-    growth = 0.05 * (inputs.stage_age - 2).clamp(min=0).to(STATE_FLOAT)
-    return torch.where(is_undecided, -(0.1 + growth).clamp(max=0.3), 0.0)
+    late = inputs.stage_age - HOLDING_GRACE_STEPS
+    is_undecided = is_undecided & (late >= 0) & (attribution > 0)
+    growth = WARNING_GROWTH * late.clamp(min=0).to(STATE_FLOAT)
+    warning = (FIRST_WARNING + growth).clamp(max=MAX_HOLDING_WARNING)
+    return torch.where(is_undecided, -warning, 0.0)
 
 
 def synergy_bonus(inputs: RewardInputs, discount: Tensor, attribution: Tensor) -> Tensor:
-    """Bonus for seeds that help each other, [N, S], at most 0.1."""
-    helpful = inputs.has_seed & (discount >= 0.5) & (attribution > 0) & (inputs.interaction_sum > 0)
-    return torch.where(helpful, 0.1 * torch.tanh(0.5 * inputs.interaction_sum), 0.0)
+    """Bonus for seeds that help each other, [N, S], from 0."""
+    harmless = inputs.has_seed & (discount >= HARMLESS_DISCOUNT)
+    helpful = harmless & (attribution > 0) & (inputs.interaction_sum > 0)
+    bonus = MAX_SYNERGY_BONUS * torch.tanh(SYNERGY_STEEPNESS * inputs.interaction_sum)
+    return torch.where(helpful, bonus, 0.0)
 
 
 def growth_rent(growth: Tensor, weight: float | Tensor, most: float | Tensor) -> Tensor:
@@ -217,9 +254,10 @@ def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     bonus = cfg.fossilize_base_bonus + cfg.fossilize_contribution_scale * contribution
     if not cfg.disable_terminal_reward:
         bonus = bonus + cfg.fossilize_terminal_scale * math.tanh(1 / cfg.fossilize_quality_ceiling)
-    is_selfish = (contribution > 0.1) & (total < -0.2)
-    penalty = torch.where(is_selfish, 0.3, torch.zeros_like(contribution))
-    damage = -0.5 - (0.2 * total.abs()).clamp(max=1.0) - penalty
+    is_selfish = (contribution > SELFISH_CONTRIBUTION) & (total < SELFISH_TOTAL)
+    penalty = torch.where(is_selfish, SELFISH_PENALTY, torch.zeros_like(contribution))
+    harm = (FOSSIL_DAMAGE_WEIGHT * total.abs()).clamp(max=MAX_FOSSIL_DAMAGE)
+    damage = FOSSIL_DAMAGE - harm - penalty
     bonus = bonus * holding_share(inputs)
     shaped = torch.where(is_proven, bonus, cfg.fossilize_noncontributing_penalty)
     shaped = torch.where(total < 0, damage, shaped)
@@ -231,16 +269,18 @@ def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     contribution = inputs.contribution
     age = inputs.seed_age
     zero = torch.zeros_like(contribution)
-    hurting = torch.where(age < cfg.min_prune_bonus_age, -0.1, zero + cfg.prune_hurting_bonus)
-    least = 3 * cfg.prune_good_seed_penalty
-    penalty = (cfg.prune_good_seed_penalty - 0.05 * contribution).clamp(min=least)
+    is_hasty = age < cfg.min_prune_bonus_age
+    hurting = torch.where(is_hasty, HASTY_PRUNE_PENALTY, zero + cfg.prune_hurting_bonus)
+    least = MAX_PRUNE_PENALTIES * cfg.prune_good_seed_penalty
+    penalty = (cfg.prune_good_seed_penalty - PRUNE_WEIGHT * contribution).clamp(min=least)
     value = torch.where(contribution < 0, cfg.prune_acceptable_bonus, penalty)
     value = torch.where(contribution < cfg.prune_hurting_threshold, hurting, value)
     unmeasured = torch.where(age < cfg.early_prune_threshold, cfg.early_prune_penalty, zero)
     value = torch.where(inputs.contribution_known, value, unmeasured)
-    value = torch.where(age < MIN_PRUNE_AGE, -0.3 * (MIN_PRUNE_AGE - age).to(STATE_FLOAT), value)
+    lacking = (MIN_PRUNE_AGE - age).to(STATE_FLOAT)
+    value = torch.where(lacking > 0, YOUNG_PRUNE_PENALTY * lacking, value)
     value = torch.where(inputs.stage == Stage.FOSSILIZED, PRUNE_OF_FOSSIL, value)
-    return torch.where(inputs.has_seed, value, -0.2)
+    return torch.where(inputs.has_seed, value, PRUNE_OF_NOTHING)
 
 
 def forfeited_potential(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
