@@ -318,6 +318,7 @@ def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> 
     store = ConfigStore.instance()
     store.store(name="train_schema", node={"mine": 1})
     torch.set_num_threads(2)
+    drawn = torch.get_rng_state()
     with initialize_config_dir(str(others), version_base="1.3"):
         OmegaConf.register_new_resolver("now", lambda pattern: "theirs", replace=True)
         hydra = GlobalHydra.instance().hydra
@@ -333,6 +334,7 @@ def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> 
         composed = compose("theirs", ["size=4"])
         assert (composed.size, composed.name) == (4, "theirs")
     assert torch.get_num_threads() == 2
+    assert torch.equal(torch.get_rng_state(), drawn)
     assert run.summary["rounds"] == 1
     with pytest.raises(UserError, match=r"^policy=random: must be one that learns, as ppo does\.$"):
         run.policy()
