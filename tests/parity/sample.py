@@ -2,10 +2,14 @@
 
     python tests/parity/sample.py ../shared/vectors ../shared/vectors_text
 
-Takes every so many rows of each recording, and a few cases of the passes of networks.
+Takes every so many rows of each recording, of some those that cover most, and a few cases of the
+passes of networks.
 """
 
+import re
 import sys
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +22,7 @@ FEW = {
     "slot_lifecycles": 63,
     "alpha_programs": 20,
     "governor": 20,
-    "heuristic": 8,
+    "heuristic": 11,
     "features_1slot": 40,
     "features_3slot": 60,
     "features_6slot": 40,
@@ -26,6 +30,7 @@ FEW = {
     "shapley": 20,
 }
 WHOLE = ("alpha_curves", "alpha_actions", "blueprint_params")
+COVERED = {"heuristic": "reason"}  # rows that have all of this, numbers aside, and each often
 SEQUENCES = {"normalizers": 6}  # rows that follow from those before: the first ones
 CASES = {  # seeds by file; the weights of a seed are in its case of alpha 0
     "host_r0c0_iso1": [("attention", "GATE", 0.0), ("attention", "GATE", 0.3)]
@@ -41,9 +46,28 @@ def rows_of(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             key: one if key == "rms_probe" else one[: SEQUENCES[name]]
             for key, one in arrays.items()
         }
+    if name in COVERED:
+        count = len(arrays[COVERED[name]])
+        rows = covering(arrays[COVERED[name]], FEW[name])
+        return {key: one[rows] if len(one) == count else one for key, one in arrays.items()}
     lengths = {len(one) for key, one in arrays.items() if one.dtype.kind != "U"}
     step = {length: max(1, length // FEW.get(name, ROWS)) for length in lengths if length >= 100}
     return {key: one[:: step.get(len(one), 1)] for key, one in arrays.items()}
+
+
+def covering(texts: np.ndarray, count: int) -> list[int]:
+    """So many rows of texts [R, T], one by one those that add most of what is rare: pairs of texts
+    that follow each other.
+    """
+    plain = [[re.sub(r"[\d.+-]+", "", str(text)) for text in row] for row in texts]
+    kinds = [Counter(pairwise(row)) for row in plain]
+    seen = Counter[tuple[str, str]]()
+    rows: list[int] = []
+    for _ in range(count):
+        worth = [sum(1 / (1 + seen[kind]) ** 2 for kind in row) for row in kinds]
+        rows.append(max(set(range(len(kinds))) - {*rows}, key=worth.__getitem__))
+        seen += kinds[rows[-1]]
+    return sorted(rows)
 
 
 def networks(source: Path) -> None:
