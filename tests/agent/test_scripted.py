@@ -253,6 +253,7 @@ def test_a_prune_penalises_the_blueprint_and_starts_an_embargo():
     useless = {"contribution_known": True, "blueprint": Blueprint.CONV_LIGHT}
     _, memory = heuristic(view_of([[Stage.HOLDING]], slots=useless))
     assert memory.last_prune.tolist() == [10]
+    assert memory.penalties[0].nonzero().tolist() == [[Blueprint.CONV_LIGHT]], "it alone"
     assert memory.penalties[0, Blueprint.CONV_LIGHT].item() == 2.0
     assert heuristic(view_of([[Stage.EMPTY]], step=14, **READY), memory)[0]["op"] == Op.WAIT
     assert heuristic(view_of([[Stage.EMPTY]], step=15, **READY), memory)[0]["op"] == Op.GERMINATE

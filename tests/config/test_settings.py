@@ -344,3 +344,9 @@ def test_what_lies_outside_a_range_is_refused_under_the_settings_whole_name(
                 replace(settings, **{item.name: wrong})
             name = f"{path}{item.name}" + (".op" if isinstance(rule, NumberTable) else "")
             assert str(raised.value).startswith(f"{name}={bad}: must be {numbers}")
+
+
+def test_a_whole_number_from_python_is_read_as_a_float() -> None:
+    cfg = TrainConfig()
+    cfg.task.host_lr = 1
+    assert isinstance(cfg.task.number("host_lr"), float)

@@ -70,6 +70,9 @@ def test_every_line_is_on_disk_before_the_writer_closes(tmp_path: Path) -> None:
         assert path.read_text() == '{"round":1}\n'
         metrics.write(json_line({"round": 2}))
     assert [strict(line) for line in path.read_text().splitlines()] == [{"round": 1}, {"round": 2}]
+    with path.open() as reused:  # the number of the closed file
+        metrics.close()
+        assert reused.read()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,13 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.runtime.ranks import core_group, keep_to_cores, share_of
-from esper_soa.system.errors import SettingError, UserError
+from esper_soa.system.errors import RankLostError, SettingError, UserError
 from esper_soa.system.signals import Interrupted
 from esper_soa.training.files.checkpoint import load_checkpoint
 from esper_soa.training.files.claims import lock_folder
 from esper_soa.training.files.run_folder import RunFolder, rounds_of
 from esper_soa.training.files.session import session
+from esper_soa.training.start import launch
 from esper_soa.training.start.begin import LaunchedRank, launched_rank, make_run_folder
 from esper_soa.training.start.launch import (
     check_devices,
@@ -44,7 +46,7 @@ from tests.builders.program import (
     started,
     wait_until,
 )
-from tests.builders.tiny_runs import run
+from tests.builders.tiny_runs import run, settings
 
 pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")
@@ -228,6 +230,16 @@ def test_a_launched_rank_is_what_its_environment_says(
         with monkeypatch.context() as less:
             less.delenv(name)
             assert launched_rank() is None
+
+
+def test_ranks_that_cannot_be_reached_are_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launch, "RANK_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(launch, "keep_to_cores", lambda *_: None)  # this process works on
+    rank = LaunchedRank(1, 2, local_rank=1, local_processes=2, restarts=0, run_id="")
+    with session(RunFolder(tmp_path)) as opened, pytest.raises(RankLostError, match=r"torchrun"):
+        launch.run_rank(opened, replace(settings(), ranks=2), None, rank, "tcp://127.0.0.1:9")
 
 
 def test_cores_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,6 +378,22 @@ def test_a_number_that_is_not_finite_spreads_as_in_torch_alone(part: int, broken
         assert torch.equal(ours.tested.loss.isnan(), theirs.tested.loss.isnan())
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("blend", BLENDS)
+def test_infinities_in_a_seed_that_is_not_felt_yet_reach_no_host(blend: int, exact: bool) -> None:
+    world = made(TASKS[0], batches=1)
+    behind = seeds_of(Blueprint.CONV_LIGHT, Stage.TRAINING, blend, num_slots=6)
+    healthy = played(world, behind, exact)
+    world.weights["seeds", world.rules.setup.shape.slots[1].name]["params"][:] = float("inf")
+    sick = played(world, behind, exact)
+    assert sick.rows["seeds.r0c1.params"].isnan().any()
+    for name in ("host.params", "host.momentum", "host.statistics"):
+        assert torch.equal(sick.rows[name], healthy.rows[name])
+    for ours, theirs in ((sick.trained, healthy.trained), (sick.tested, healthy.tested)):
+        assert torch.equal(ours.loss, theirs.loss)
+        assert torch.equal(ours.accuracy, theirs.accuracy)
+
+
 @pytest.mark.parametrize("channels", [3, 8, 16])
 def test_equal_pixels_send_their_gradient_to_the_first_as_torch_does(channels: int) -> None:
     world = made(TaskConfig(base_channels=channels, num_blocks=2, num_pools=2), batches=1)
