@@ -5,6 +5,7 @@ A round's files are written when it is over, and now and then before.
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,9 +19,16 @@ from esper_soa.lab.telemetry.events import events_rows
 from esper_soa.lab.telemetry.pack import ended, is_playing, legend_of, pack, unpack
 from esper_soa.lab.telemetry.rows import Legend, choices_rows, slots_rows, steps_rows, subsets_rows
 from esper_soa.lab.telemetry.schema import CONTROL_TABLE, FULL_LEVEL_TABLES, SCHEMA_VERSION, TABLES
-from esper_soa.lab.telemetry.table_files import TABLES_FOLDER, table_bytes, table_files, table_path
+from esper_soa.lab.telemetry.table_files import (
+    TABLES_FOLDER,
+    read_columns,
+    table_bytes,
+    table_files,
+    table_path,
+)
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.ranks import Ranks
+from esper_soa.system.errors import DataError
 from esper_soa.system.files import DELETED_REASON, LOGGER, WriteErrors, write_bytes
 from esper_soa.system.plain_files import make_folder, remove
 from esper_soa.training.files.session import Session
@@ -114,6 +122,13 @@ class TableRecorder(TableFolder):
         self._on_disk: dict[int, int] = {}  # env-steps of all envs by round
         self._folders = set[Path]()  # of the tables, as far as they have been made
         self._worker: Worker[Item] = Worker("telemetry", self._handle, MAX_WAITING_STEPS)
+
+    def truncate(self, rounds: int) -> None:
+        super().truncate(rounds)
+        for number, path in table_files(self._folder, "steps").items():
+            with suppress(DataError, OSError):  # a damaged file has none
+                self._on_disk[number] = len(read_columns(path, "steps", ["step"])["step"])
+        self.env_steps = self.received = sum(self._on_disk.values())
 
     def begin(self, number: int) -> None:
         self._number = number

@@ -60,6 +60,7 @@ class TaskRun:
         self.callbacks = make_callbacks(cfg.track, cfg.report, callbacks)
         self.totals = RunTotals()
         self.before = RunTotals()  # the rounds that earlier processes did
+        self.has_warned = False  # of rewards that are not finite
         # By name of a control, the last rounds as it played them.
         self.controls: dict[str, list[RoundResult]] = {}
 
@@ -151,6 +152,10 @@ class TaskRun:
             keep=self.cfg.control_rounds,
         )
         number = totals.rounds_done
+        if result.warning and not self.has_warned:
+            self.has_warned = True
+            remedy = "PPO leaves such env-steps out; metrics.jsonl counts them in every round"
+            LOGGER.warning("round %d  %s. %s", number, result.warning, remedy)
         metrics: dict[str, Json] = {
             "round": number,
             "env_steps": totals.env_steps(self.cfg.round_env_steps),

@@ -49,7 +49,7 @@ BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
 SUMMED_PARTS = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
 PARTS_PER_ENV = (
     ("rollbacks", "blended", "cause", "parameters", "flop", "all_flop", *HostStates._fields),
-    ("training", "ended", "shapley", "topology"),
+    ("training", "ended", "shapley", "topology", "not_finite"),
 )
 
 
@@ -73,6 +73,7 @@ class RoundResult(NamedTuple):
     test_losses: Sequence[float] = ()  # per env, nats; likewise
     # By dotted name of each setting that differs by env: its values.
     settings: EnvSettings = NO_SETTINGS
+    warning: str = ""  # about rewards that are not finite, where there are any
 
 
 class Sums(NamedTuple):
@@ -84,6 +85,7 @@ class Sums(NamedTuple):
     rows: Tensor  # float64 [1], alpha rows that were validated
     validation: Tensor  # float64 [N], FLOP of validation on one image, as if by whole networks
     rewards: Tensor  # float64 [N, STABILITY_WINDOW], the last ones
+    not_finite: Tensor  # float64 [2, N], env-steps whose reward is not: how many, and the first
     blueprints: BlueprintStats
 
 
@@ -109,6 +111,7 @@ class MetricsAccumulator:
             rows=zeros(1),
             validation=zeros(num_envs),
             rewards=zeros(num_envs, STABILITY_WINDOW),
+            not_finite=zeros(2, num_envs),
             blueprints=empty_blueprint_stats(device, len(self.names)),
         )
         self.env_steps = 0
@@ -149,9 +152,13 @@ class MetricsAccumulator:
         choices = torch.arange(len(OP_NAMES), device=subset.device)
         matches = outcome.effective_op[:, None] == choices
         rewards = push(sums.rewards, terms.total)
+        fails = ~terms.total.isfinite()
         if ended is not None:
+            fails = fails & ~ended
             matches = matches & ~ended[:, None]
             rewards = torch.where(ended[:, None], sums.rewards, rewards)
+        failed, first = sums.not_finite
+        first = torch.where(fails & (failed == 0), result.state.signals.step, first)
         rows = (subset >= 0).sum(1)
         validation = rows * flop_per_image(before, self.reward.flop) / PASSES_PER_STEP
         if ended is not None:
@@ -164,6 +171,7 @@ class MetricsAccumulator:
             rows=sums.rows + rows.sum(),
             validation=sums.validation + validation,
             rewards=rewards,
+            not_finite=torch.stack((failed + fails, first)),
             blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
         )
 
@@ -206,6 +214,7 @@ class MetricsAccumulator:
             topology=Topology(blueprint.long(), blend.long(), alpha),
             hosts=hosts,
             settings=settings,
+            warning=not_finite_warning(values["not_finite"]),
         )
 
     def _sums(self, state: EnvState) -> dict[str, Tensor]:
@@ -229,6 +238,7 @@ class MetricsAccumulator:
             "ended": torch.stack(outcomes(state, sums.rewards, counts, costs=self.reward.flop)),
             "blueprints": torch.stack(sums.blueprints),
             "shapley": self.shapley,
+            "not_finite": sums.not_finite,
             "flop": self.train_samples * totals.train_flop,
             "all_flop": (
                 self.train_samples * totals.train_flop + self.val_samples * sums.validation
@@ -246,6 +256,7 @@ class MetricsAccumulator:
             "accuracy": spread_of(episodes.accuracy),
             **dict(zip(TRAINING_FIGURES, stats["training"].mean(1).tolist(), strict=True)),
             "reward": spread_of(episodes.reward),
+            "rewards_not_finite": int(stats["not_finite"][0].sum()),
             "reward_terms": dict(zip(self.terms_by_name, stats["terms"].tolist(), strict=True)),
             "parameters": float(stats["parameters"].mean()),
             "train_flop": float(stats["flop"].mean()),
@@ -257,6 +268,19 @@ class MetricsAccumulator:
             "ops_successful": dict(zip(OP_NAMES, stats["successes"].tolist(), strict=True)),
             "alpha_rows": float(stats["rows"]) / float(stats["env_steps"] - stats["left_out"]),
         }
+
+
+def not_finite_warning(not_finite: Tensor) -> str:
+    """The first reward that is not finite, and how many there are; "" where all are finite.
+
+    not_finite: float64 [2, N], see Sums.
+    """
+    counts, first = not_finite
+    if not counts.any():
+        return ""
+    env = int(torch.where(counts > 0, first, math.inf).argmin())
+    total = f"{int(counts.sum())} env-steps of {int((counts > 0).sum())} envs"
+    return f"the reward of env {env} is not finite at env-step {int(first[env])} ({total} in all)"
 
 
 def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:

@@ -269,6 +269,9 @@ strange = esper_soa.reward("strange")(lambda inputs: dict.fromkeys(("bonus", "dr
 twofold = esper_soa.reward("twofold")(lambda inputs, weight: weight * inputs.accuracy_delta)
 misspelt = esper_soa.reward("misspelt")(lambda inputs: inputs.acuracy)
 careless = esper_soa.reward("careless")(lambda inputs: inputs.val_accuracy.sub_(50))
+lost = esper_soa.reward("lost")(
+    lambda inputs: torch.where(inputs.step == 2, torch.nan, inputs.accuracy_delta)
+)
 ranked = esper_soa.reward("ranked")(lambda inputs: inputs.val_accuracy - inputs.val_accuracy.mean())
 divided = esper_soa.reward("divided")(
     lambda inputs: (inputs.max_steps - inputs.step) / (inputs.max_steps - inputs.step)

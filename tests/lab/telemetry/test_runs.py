@@ -84,7 +84,8 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     shutil.copytree(tmp_path, tmp_path / "quiet")
     resumed(at("rounds"), tmp_path / "quiet")
     assert list(table_files(tmp_path / "quiet", "events")) == [1], "the others are not of this run"
-    resumed(at("events"), tmp_path)
+    summary = resumed(at("events"), tmp_path)
+    assert summary.telemetry["env_steps"] == len(read_table(tmp_path, "steps")["step"])
     assert same_tables(tmp_path, folders["events"])
     assert list(table_files(tmp_path, "events")) == [1, 2]
 
