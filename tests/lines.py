@@ -63,18 +63,18 @@ class Room(NamedTuple):
 
 
 ROOMS = (
-    Room("the package", ("esper_soa/**/*.py",), 33_800),
+    Room("the package", ("esper_soa/**/*.py",), 38_750),
     Room(
         "its core: without the lab and the engines in C and Triton",
         ("esper_soa/**/*.py",),
-        23_600,
+        26_500,
         (
             "esper_soa/lab/**/*.py",
             "esper_soa/nets/engines/cpu/**/*.py",
             "esper_soa/nets/engines/gpu/**/*.py",
         ),
     ),
-    Room("tests", ("tests/**/*.py",), 44_000, ("tests/gpu/stand_in_cuda.py",)),
+    Room("tests", ("tests/**/*.py",), 45_300, ("tests/gpu/stand_in_cuda.py",)),
     Room(
         "benchmarks besides finished studies",
         ("benchmarks/**/*.py",),
@@ -180,8 +180,8 @@ def num_words(folder: Path) -> int:
 
 # Counts that should be small, each with its ceiling.
 COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
-    "words in docs/": (num_words, 38_000),
-    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 256),
+    "words in docs/": (num_words, 38_300),
+    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 257),
     "functions that take a whole record of settings": (num_whole_settings, 33),
     "tuples starred into calls": (num_starred_tuples, 10),
     "the identifier `one`": (lambda folder: identifiers(folder, "one"), 300),

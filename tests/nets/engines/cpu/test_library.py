@@ -329,7 +329,7 @@ FURTHER_IMAGES = ((4, 2, "r0c1"), (8, 2, "r0c1"), (16, 2, "r1c1"), (12, 3, "r1c1
 FURTHER += [(proof.image_case, proof.ImageSizes(*sizes)) for sizes in FURTHER_IMAGES]
 
 
-@pytest.mark.parametrize(("make", "sizes"), CASES + FURTHER, ids=lambda part: str(part)[:60])
+@pytest.mark.parametrize(("make", "sizes"), CASES + FURTHER)
 def test_kernels_of_all_sizes_come_to_what_torch_does(make, sizes: NamedTuple) -> None:
     errors = dict(proof.differences(make(sizes), TorchEngine()))
     assert all(error < 1e-5 for error in errors.values()), errors
