@@ -82,6 +82,14 @@ class FlatEnvs:
             raise RuntimeError("call reset first")
         return self._shown
 
+    @property
+    def action_mask(self) -> Tensor:
+        """bool [N, K]: what is legal now; before `reset`, where an episode begins."""
+        if self._shown is not None:
+            return self._shown.action_mask
+        view = self.sim.env.current_view()
+        return self._show(view.observation, view.masks).action_mask
+
     @package_state()
     def reset(self, seed: int | None = None) -> tuple[FlatObservation, Info]:
         """Begin the next round, or round 0 of `seed`."""

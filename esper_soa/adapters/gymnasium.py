@@ -146,8 +146,8 @@ class GrowthEnv(gymnasium.Env):
         return last, float(turn.reward[0]), *ended, of_env(facts(turn.info))
 
     def action_masks(self) -> np.ndarray:
-        """bool [K]: what is legal now, as sb3-contrib asks for it. RuntimeError before `reset`."""
-        return self.flat.shown.action_mask[0].cpu().numpy()
+        """bool [K]: what is legal now, as sb3-contrib asks for it."""
+        return self.flat.action_mask[0].cpu().numpy()
 
 
 for _name in experiments():

@@ -72,8 +72,8 @@ class GrowthVecEnv(VecEnv):
         """Do nothing; the envs hold no resources."""
 
     def action_masks(self) -> np.ndarray:
-        """bool [N, K]: the actions that are legal now. RuntimeError before `reset`."""
-        return self.flat.shown.action_mask.cpu().numpy()
+        """bool [N, K]: the actions that are legal now."""
+        return self.flat.action_mask.cpu().numpy()
 
     def env_method(
         self,
