@@ -82,6 +82,7 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> settings
     )
     worlds: dict[str, settings.TrainConfig] = {}
     for entry in entries:
+        check(isinstance(entry, str), "tasks", entries, allowed='texts, as "text_small envs=4"')
         option, *changes = entry.split() or [""]
         for setting in changes:
             allowed = f"without {setting}, which is a setting of the whole run"

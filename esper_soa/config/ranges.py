@@ -41,6 +41,9 @@ class Settings:
         for item in fields(self):  # type: ignore[arg-type]
             value = vars(self)[item.name]
             rule = item.metadata.get(RULE)
+            if isinstance(value, list):
+                flat = not any(isinstance(part, list | dict) for part in value)
+                check(flat, self.path + item.name, value, allowed="a list of texts or numbers")
             if rule is not None:
                 rule.check(self.path + item.name, value)
             if isinstance(rule, EnvRange) and not isinstance(value, str):

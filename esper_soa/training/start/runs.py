@@ -33,7 +33,7 @@ from esper_soa.nets.data.datasets import load_samples
 from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
-from esper_soa.system.errors import UserError, check, check_choice, check_path, one_line
+from esper_soa.system.errors import UserError, check, check_choice, check_path, one_line, reading
 from esper_soa.system.plain_files import FILE, list_folder, open_plain, read_text
 from esper_soa.system.signals import Interrupted
 from esper_soa.system.torch_state import package_state
@@ -97,7 +97,9 @@ class RecordedRun:
     @cached_property
     def settings(self) -> TrainConfig:
         """The settings of the run."""
-        return settings_from_yaml(read_text(self.folder.config))
+        text = read_text(self.folder.config)
+        with reading(self.folder.config, UserError, "settings of a run"):
+            return settings_from_yaml(text)
 
     @cached_property
     def _source(self) -> BatchSource:

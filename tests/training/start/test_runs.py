@@ -180,6 +180,9 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
         UserError, match=r"^/.*: is not the folder of a run: there is no config\.yaml in it$"
     ):
         esper_soa.open_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("name: [x\nb: }\n")
+    with pytest.raises(UserError, match="config.yaml: must be settings of a run"):
+        _ = esper_soa.open_run(tmp_path).settings
     (tmp_path / "config.yaml").write_text("name: x\n")
     begun = esper_soa.open_run(tmp_path)
     assert repr(begun) == f"RecordedRun('{tmp_path}')"
