@@ -16,6 +16,7 @@ from esper_soa.system.plain_files import remove, replacing
 
 STORIES_NAME = "roneneldan/TinyStories"
 SEAL_NUMBERS = 8  # int32 before the tokens of a file: their sha256
+MAX_SPREAD = 64  # times the number of tokens, below which their numbers are
 PIECE_BYTES = 1 << 20  # bytes of text that are encoded at a time, or a line where that is longer
 
 
@@ -29,13 +30,17 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     except Exception as error:
         allowed = "bytes, a tokenizer.json, or the name of a tokenizer that the hub has"
         raise SettingError("data.tokenizer", name, allowed, remedy=f"{one_line(error)}.") from error
+    count = tokenizer.get_vocab_size()
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest > MAX_SPREAD * (count + 1):  # whose text would list every number below
+        reason = f"numbers a token {largest:,}, and knows {count:,} of them"
+        raise DataError(f"data.tokenizer={one_line(name)}: {reason}; take another one")
     # those of sentence models cut a text, or fill it up
     tokenizer.no_truncation()
     tokenizer.no_padding()
     digest = hashlib.sha256(content.data)
     digest.update(tokenizer.to_str().encode())
     path = _folder() / f"{digest.hexdigest()}.tokens"
-    count = tokenizer.get_vocab_size()
     found = _kept(path, count)
     if found is None:
         tokens = list[int]()

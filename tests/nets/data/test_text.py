@@ -1,6 +1,7 @@
 """Text as a source of batches: three stretches, windows and their next tokens, what is refused."""
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -280,3 +281,8 @@ def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
         (tmp_path / "own.txt").write_text(words)
         with pytest.raises(DataError, match=f"{told}; take another one$"):
             text.load_text(cfg)
+    saved = json.loads(file.read_text())
+    saved["model"]["vocab"]["b"] = 2**31 - 5  # 9 GB as a list of all numbers below
+    file.write_text(json.dumps(saved))
+    with pytest.raises(DataError, match="numbers a token 2,147,483,643, and knows 2 of them"):
+        text.load_text(cfg)
