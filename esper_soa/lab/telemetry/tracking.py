@@ -114,7 +114,16 @@ class Tracking(Callback):
     def on_run_start(self, run: RunView) -> None:
         tracked = TrackedRun(run.folder.path, run.cfg.name, flat_settings(asdict(run.cfg)))
         resumed = run.totals.rounds_done > 0
-        self.start(tracked, TrackerState(run.folder.path, resumed, run.session.write_errors))
+        state = TrackerState(run.folder.path, resumed, run.session.write_errors)
+        self.start(tracked, state)
+        # Rounds that a process which was killed had not sent; those that were are passed over.
+        behind = resumed and self._workers and run.folder.metrics.exists()
+        lines = read_text(run.folder.metrics).splitlines() if behind else []
+        sent = min((state.known.get(name, ("", 0))[1] for name in self._workers), default=0)
+        for line in lines[sent:]:
+            metrics = json.loads(line)
+            for worker in self._workers.values():
+                worker.insist((metrics["round"], dict(numbers_of(metrics))))
 
     def start(self, tracked: TrackedRun, state: TrackerState) -> None:
         """Give each tracker a thread."""

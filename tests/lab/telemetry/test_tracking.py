@@ -225,6 +225,18 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
     assert RunFolder(tmp_path).trackers.read_text() == f"{known}\n"
 
 
+def test_rounds_that_a_killed_run_had_not_sent_are_sent_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = Sinks()
+    monkeypatch.setattr(module, "find_openers", lambda names: {"sink": sinks.opener()})
+    cfg = replace(SHORT, track=["wandb"])
+    fresh(cfg, tmp_path)
+    TrackerState(tmp_path, False, WriteErrors()).save("sink", ("new", 1))  # as a kill leaves it
+    resumed(replace(cfg, rounds=4), tmp_path)
+    assert [number for number, _ in sinks[1].told] == [2, 3, 4]
+
+
 def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path) -> None:
     TrackerState(tmp_path, False, WriteErrors()).save("sink", ("old", 3))
     assert TrackerState(tmp_path, True, WriteErrors()).known == {"sink": ("old", 3)}
