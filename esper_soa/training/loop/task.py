@@ -60,7 +60,6 @@ class TaskRun:
         self.callbacks = make_callbacks(cfg.track, cfg.report, callbacks)
         self.totals = RunTotals()
         self.before = RunTotals()  # the rounds that earlier processes did
-        self.has_warned = False  # of rewards that are not finite
         # By name of a control, the last rounds as it played them.
         self.controls: dict[str, list[RoundResult]] = {}
 
@@ -145,6 +144,7 @@ class TaskRun:
         totals = self.totals
         if totals.rounds_done >= self.cfg.rounds - self.cfg.control_rounds:
             result = with_test(self.world, result)
+        told_before = totals.rewards_not_finite
         totals.add(
             result,
             sum(seconds.values()),
@@ -152,8 +152,7 @@ class TaskRun:
             keep=self.cfg.control_rounds,
         )
         number = totals.rounds_done
-        if result.warning and not self.has_warned:
-            self.has_warned = True
+        if result.warning and told_before == 0:
             remedy = "PPO leaves such env-steps out; metrics.jsonl counts them in every round"
             LOGGER.warning("round %d  %s. %s", number, result.warning, remedy)
         metrics: dict[str, Json] = {

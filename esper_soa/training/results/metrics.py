@@ -214,8 +214,20 @@ class MetricsAccumulator:
             topology=Topology(blueprint.long(), blend.long(), alpha),
             hosts=hosts,
             settings=settings,
-            warning=not_finite_warning(values["not_finite"]),
+            warning=self._warning(values["not_finite"]),
         )
+
+    def _warning(self, not_finite: Tensor) -> str:
+        """The first reward that is not finite, and how many there are; "" where all are finite.
+
+        not_finite: float64 [2, N], see Sums.
+        """
+        counts, first = not_finite
+        if not counts.any():
+            return ""
+        env = int(torch.where(counts > 0, first, math.inf).argmin())
+        total = f"{int(counts.sum())} env-steps of {int((counts > 0).sum())} envs in all"
+        return f"the reward of env {env} is not finite at env-step {int(first[env])} ({total})"
 
     def _sums(self, state: EnvState) -> dict[str, Tensor]:
         sums = self.sums
@@ -268,19 +280,6 @@ class MetricsAccumulator:
             "ops_successful": dict(zip(OP_NAMES, stats["successes"].tolist(), strict=True)),
             "alpha_rows": float(stats["rows"]) / float(stats["env_steps"] - stats["left_out"]),
         }
-
-
-def not_finite_warning(not_finite: Tensor) -> str:
-    """The first reward that is not finite, and how many there are; "" where all are finite.
-
-    not_finite: float64 [2, N], see Sums.
-    """
-    counts, first = not_finite
-    if not counts.any():
-        return ""
-    env = int(torch.where(counts > 0, first, math.inf).argmin())
-    total = f"{int(counts.sum())} env-steps of {int((counts > 0).sum())} envs"
-    return f"the reward of env {env} is not finite at env-step {int(first[env])} ({total} in all)"
 
 
 def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:

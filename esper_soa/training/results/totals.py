@@ -63,6 +63,7 @@ class RunTotals:
     rewards: list[float] = field(default_factory=list)  # per env, of the last round
     # The last rounds, control_rounds of them, oldest first.
     recent: list[FinalHosts] = field(default_factory=list)
+    rewards_not_finite: int = 0  # env-steps whose reward is NaN or infinite
     # Env-steps that were not simulated, as the episodes of their envs had ended early.
     cut_off: int = 0
 
@@ -74,6 +75,7 @@ class RunTotals:
         self.rounds_done += 1
         self.cut_off += env_steps - result.env_steps
         self.seconds += seconds
+        self.rewards_not_finite += int(str(result.record["rewards_not_finite"]))
         self.alpha_rows += float(result.record["alpha_rows"])  # type: ignore[arg-type]
         self.seeds = {name: self.seeds.get(name, 0) + count for name, count in result.seeds.items()}
         points = torch.tensor(self.front + result.points, dtype=STATE_FLOAT)

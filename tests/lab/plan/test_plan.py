@@ -20,7 +20,7 @@ from rich.console import Console
 
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import EarlyStopConfig
-from esper_soa.config.nets import DataConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import (
     MAX_ENVS,
     TelemetryConfig,
@@ -268,7 +268,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 @pytest.mark.usefixtures("asked")
 def test_the_plan_of_every_task_is_shown_and_what_they_come_to() -> None:
-    cfg = replace(plan_of().cfg, worlds={"one": WorldConfig(), "other": WorldConfig(envs=3)})
+    tasks = {name: TaskConfig(name=name) for name in ("first", "second")}
+    worlds = {name: WorldConfig(envs=3, task=task) for name, task in tasks.items()}
+    cfg = replace(plan_of().cfg, worlds=worlds)
     plans = {name: make_plan(one) for name, one in cfg.by_task.items()}
     each = [[f"task {name}", *rows_of(plan), "fits"] for name, plan in plans.items()]
     assert shown(show_plan, cfg) == [*sum(each, []), total_text([*plans.values()])]
