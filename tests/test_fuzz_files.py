@@ -49,6 +49,7 @@ from esper_soa.training.files.saved_run import read_run as read_checkpoint
 from esper_soa.training.results.anomalies import WatchState
 from esper_soa.training.results.totals import RunTotals
 from tests.builders import user_files
+from tests.builders.lanes import some_of
 from tests.builders.report_runs import PROGRAM, line, make_run, summary, write_round
 
 COUNTS = [100, pytest.param(2000, marks=pytest.mark.slow)]
@@ -373,8 +374,8 @@ BOMBS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("bomb", some_of(BOMBS, "rows of steps", "nothing in overrides.txt"))
 def test_a_small_file_of_a_run_takes_little_memory(bomb: str) -> None:
     run = make_run(Path("run"), [line(1, 40.0)], ended=summary([50.0]))
     BOMBS[bomb](run)

@@ -101,6 +101,10 @@ def list_folder(path: Path) -> dict[Path, str]:
             handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except NotPlainError as error:
+        if error.filename != os.devnull:  # the folder of ranks that write nothing
+            raise
+        return {}
     try:
         with os.scandir(handle) as entries:
             kinds = {entry.name: _kind(entry) for entry in entries}
