@@ -15,6 +15,7 @@ import torch
 
 import esper_soa
 from esper_soa.system.torch_state import package_state
+from tests.builders.lanes import some_of
 
 SETTINGS = {"device": "cpu", "envs": 2, "steps": 4, "train_samples": 16}
 RUN = ["device=cpu", "rounds=1", "steps=2", "envs=2", "train_samples=16", "report=false"]
@@ -82,7 +83,7 @@ def played(path: Path) -> list[object]:
     return [*numbers, reward.tolist(), sim.seeds(0), net.spec["test_accuracy"]]
 
 
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", some_of(STATES, "float16", "no gradients", "inference"))
 def test_a_caller_gets_the_same_numbers_whatever_is_set_and_has_it_afterwards(
     name: str, tmp_path: Path
 ) -> None:

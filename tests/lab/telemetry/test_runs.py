@@ -90,7 +90,10 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     assert list(table_files(tmp_path, "events")) == [1, 2]
 
 
-@pytest.mark.parametrize(("level", "recorded"), [("rounds", [2, 3]), ("events", [1, 2, 3, 4])])
+@pytest.mark.parametrize(
+    ("level", "recorded"),
+    [("rounds", [2, 3]), pytest.param("events", [1, 2, 3, 4], marks=pytest.mark.slow)],
+)
 def test_rounds_after_an_anomaly_are_recorded_in_full_by_a_run_that_goes_on_too(
     level: str, recorded: list[int], tmp_path: Path
 ) -> None:
