@@ -51,7 +51,12 @@ def options() -> dict[str, list[str]]:
 
 
 def prepare_arguments(arguments: Sequence[str], settings: type) -> list[str]:
-    """`arguments`, plain flags first and slots as lists; raises UserError as `check_overrides`."""
+    """`arguments`, plain flags first and slots as lists; raises UserError as `check_overrides`.
+
+    Those of shell completion, whose words are no settings, are left to Hydra.
+    """
+    if {"-sc", "--shell-completion"} & {*arguments}:
+        return list(arguments)
     check_overrides(arguments, settings)
     return sorted(expand_slots(arguments), key=lambda argument: argument not in LONE_FLAGS)
 

@@ -186,6 +186,8 @@ def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
     allowed = "be whole numbers, the classes from 0 on"
     problem = f"{part.name} has type {part.dtype}"
     remedy = "Convert with .astype(numpy.int64)."
+    if part.dtype.kind in "SU":
+        remedy = "Number all parts alike: numpy.searchsorted(numpy.unique(train_labels), labels)."
     check_data(part.dtype.kind in "iu", problem, allowed, remedy=remedy)
     values = part.whole().reshape(-1)
     is_bad = (values < 0) | (values >= MAX_CLASSES)

@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from esper_soa.config.paths import user_path
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, write_json
-from esper_soa.system.plain_files import FOLDER, OTHER, find_not_plain, list_folder, refusal
+from esper_soa.system.plain_files import FOLDER, OTHER, find_not_plain, list_folder, refusal, remove
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checksum import CheckpointError, find_damage
 
@@ -195,6 +196,21 @@ def make_dated_folder(parent: Path, prefix: str = "") -> Path:
             path = parent / f"{prefix}{stamp}_{number}"
         except OSError as error:
             raise unwritable(path, "run_dir", error) from error
+
+
+def remove_begun(folder: RunFolder) -> None:
+    """Delete what a run writes that begins, and its folder where that is named by the time."""
+    begun = (folder.config, folder.overrides, folder.versions, folder.log, folder.lock)
+    names = {path.name for path in begun}
+    entries = list_folder(folder.path)
+    records = list_folder(folder.hydra)
+    with suppress(OSError):  # of a folder with further files
+        for path in [*records, *(path for path in entries if path.name in names)]:
+            remove(path)
+        if folder.hydra in entries:
+            folder.hydra.rmdir()
+        if TIME_STAMP.fullmatch(folder.path.name):
+            folder.path.rmdir()
 
 
 def writable(path: Path, setting: str) -> RunFolder:

@@ -18,10 +18,10 @@ from rich.console import Console
 from esper_soa.system.console import null_stream, safe_stream
 from esper_soa.system.errors import PrunedError, RankLostError, UserError
 from esper_soa.system.files import LOGGER, IncompleteError, LineFile, WriteErrors, reason_of
-from esper_soa.system.plain_files import make_folder
+from esper_soa.system.plain_files import list_folder, make_folder
 from esper_soa.system.signals import Interrupted, Requests
 from esper_soa.training.files.claims import Claim, drop_leftovers, lock_folder
-from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.run_folder import RunFolder, remove_begun
 from esper_soa.training.results.progress import ON_CONSOLE, say
 
 
@@ -72,6 +72,7 @@ class Session:
         level = logging.DEBUG if verbose > 1 else logging.INFO
         self.log = Log(folder.log, self.console, self.write_errors, level=level)
         self._begun = folder.log.exists()
+        self._fresh = not list_folder(folder.path)
 
     def within(self, name: str) -> "Session":
         """The part `name` of the same work, in a folder below, which is made; UserError for a link
@@ -105,6 +106,11 @@ class Session:
                 LOGGER.debug("ended by an error", exc_info=error)
             LOGGER.removeHandler(self.log)
 
+    def drop_refused(self) -> None:
+        """Delete a folder that was empty, where a refusal ends the work before it has begun."""
+        if self._fresh and isinstance(sys.exception(), UserError):
+            remove_begun(self.folder)
+
     def check_console(self) -> None:
         """Say in the log, once, that nobody reads the console any more."""
         if self.stream.lost and not self.stream.logged:
@@ -124,6 +130,8 @@ class Session:
 def session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
     """A session in a folder that it claims; raises UserError where another process works there.
 
+    A refusal before anything is played leaves no folder that was not there.
+
     verbose: what the console shows: 0 nothing, 1 progress, messages and tables, 2 debug messages.
     """
     opened = Session(folder, verbose)
@@ -133,6 +141,7 @@ def session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
                 yield opened
         finally:
             opened.log.close()
+            opened.drop_refused()
 
 
 @contextmanager

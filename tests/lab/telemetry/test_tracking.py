@@ -1,6 +1,7 @@
 """Trackers are told every round, and whatever they do the run is the same."""
 
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -291,9 +292,12 @@ def test_mlflow_shows_a_resumed_run_running(
     from esper_soa.lab.telemetry.trackers.mlflow import open_tracker
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    first = open_tracker(TrackedRun(tmp_path, "run", {"rounds": 2}))
+    folder = tmp_path / "lr 50%25?#"  # signs that URLs have a meaning for
+    folder.mkdir()
+    first = open_tracker(TrackedRun(folder, "run", {"rounds": 2}))
     first.finish()
-    open_tracker(TrackedRun(tmp_path, "run", {"rounds": 4}, first.id, 2))
+    open_tracker(TrackedRun(folder, "run", {"rounds": 4}, first.id, 2))
+    shutil.copy(folder / "mlflow.db", tmp_path)
     found = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(first.id)
     assert (found.info.status, found.data.params) == ("RUNNING", {"rounds": "2"})
 

@@ -237,6 +237,7 @@ BAD_ARRAYS = {
     "train_labels": [
         (np.zeros(48), "train_labels has type float64: must be whole numbers"),
         (np.zeros(48, bool), "train_labels has type bool"),
+        (np.array(["cat"] * 48), r"train_labels has type <U3: .* numpy\.searchsorted\("),
         (np.full(48, -1), f"train_labels holds -1 at 0: {CLASSES}"),
         (np.arange(48) * 2500, f"train_labels holds 100000 at 40: {CLASSES}"),
         (np.full(48, 2**64 - 1, np.uint64), "train_labels holds 18446744073709551615 at 0"),

@@ -35,7 +35,7 @@ def test_the_log_has_the_error_that_ended_a_run(folder: RunFolder) -> None:
     "error",
     [
         *(IncompleteError("a is missing"), Interrupted(signal.SIGTERM), PrunedError(2, 12.5)),
-        *(RankLostError("rank 1 has ended"), UserError("a=1: must be 2")),
+        RankLostError("rank 1 has ended"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -45,8 +45,14 @@ def test_an_end_that_is_no_fault_of_the_program_is_a_line_of_the_log(
     for _ in range(2):
         with pytest.raises(type(error)), session(folder):
             raise error
-    # a refusal leaves a folder in which a run has begun as it is
-    assert logged(folder) == [f"DEBUG ended: {error}"] * (1 if isinstance(error, UserError) else 2)
+    assert logged(folder) == [f"DEBUG ended: {error}"] * 2
+
+
+def test_a_refusal_leaves_a_folder_in_which_a_run_has_begun_as_it_is(folder: RunFolder) -> None:
+    folder.log.write_text("begun\n")
+    with pytest.raises(UserError), session(folder):
+        raise UserError("a=1: must be 2")
+    assert folder.log.read_text() == "begun\n"
 
 
 def test_a_part_of_the_work_has_a_folder_below_and_its_failures_count(folder: RunFolder) -> None:

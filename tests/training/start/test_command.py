@@ -85,6 +85,10 @@ def test_what_names_several_values_in_the_words_of_hydra_passes(override: str, p
     assert OverridesParser.create().parse_overrides([passed])[0].is_sweep_override()
 
 
+def test_shells_complete_words() -> None:
+    assert prepare_arguments(["-sc", "install=bash"], TrainConfig) == ["-sc", "install=bash"]
+
+
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
     given = ["+experiment=smoke", "device=cuda:1", "seed=${modulo:7,4}"]
     done = finished(*given, "--cfg", "job", "--resolve", folder=tmp_path)

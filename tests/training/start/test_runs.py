@@ -228,6 +228,26 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
             ask()
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "slots=[r9c9]",
+        "data.root=nowhere.npz",
+        "task.host=nowhere:Host",
+        "reward.mode=nowhere:reward",
+        "policy.name=nowhere:Agent",
+        "compute.threads=1024",
+    ],
+)
+def test_a_refusal_leaves_no_folder(
+    override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=override.partition("=")[0]):
+        esper_soa.train("smoke", [*TINY, override], verbose=0)
+    assert not [*tmp_path.glob("runs/smoke/*")]
+
+
 def test_what_is_another_thing_than_a_run_left_is_said(
     done: esper_soa.RecordedRun, tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ the run folder.
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunStatus
@@ -13,15 +15,28 @@ from esper_soa.lab.telemetry.tracking import TrackedRun
 
 EXPERIMENT = "esper_soa"
 MAX_PARAMS = 100  # settings in one call, at most
+URL_SIGNS = frozenset("%?#")
 MAX_SETTING_LENGTH = 500  # characters of a setting
 
 
 class MLflow:
     def __init__(self, tracked: TrackedRun) -> None:
         place = os.environ.get("MLFLOW_TRACKING_URI")
-        self._client = MlflowClient(place or f"sqlite:///{tracked.folder}/mlflow.db")
+        self._link = TemporaryDirectory(prefix="esper_mlflow_")
+        self._client = MlflowClient(place or f"sqlite:///{self._plain(tracked.folder)}/mlflow.db")
         self.id = tracked.id or self._create(tracked)
         self._client.update_run(self.id, RunStatus.to_string(RunStatus.RUNNING))
+
+    def _plain(self, folder: Path) -> Path:
+        """The folder, or a link to it where its path has signs that URLs have a meaning for.
+
+        SQLAlchemy decodes such signs in some versions and not in others.
+        """
+        if not URL_SIGNS & {*str(folder)}:
+            return folder
+        link = Path(self._link.name, "run")
+        link.symlink_to(folder.resolve(), target_is_directory=True)
+        return link
 
     def _create(self, tracked: TrackedRun) -> str:
         """A new run with its settings, which MLflow lets nobody change later; returns its id."""
@@ -42,6 +57,7 @@ class MLflow:
 
     def finish(self) -> None:
         self._client.set_terminated(self.id)
+        self._link.cleanup()
 
 
 open_tracker = MLflow
