@@ -9,6 +9,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import get_args, get_origin, get_type_hints
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from esper_soa.system.transfers import move_leaves
 from esper_soa.training.files.checksum import CheckpointError, read_sealed, write_sealed
 
 # Errors that torch raises for a content that is foreign, under a seal that fits.
-UNREADABLE_ERRORS = (*RAISED, pickle.UnpicklingError, EOFError, MemoryError)
+UNREADABLE_ERRORS = (*RAISED, pickle.UnpicklingError, EOFError, MemoryError, BadZipFile)
 LARGEST_INTEGER = 2**63 - 1
 
 
@@ -39,6 +40,7 @@ def load_checkpoint(path: Path, device: torch.device) -> dict:
     name = f"checkpoint {one_line(path)}"
     archive = io.BytesIO(read_sealed(path))
     try:
+        _check_sizes(archive)
         content = torch.load(archive, map_location="cpu", weights_only=True)
         if device.type != "cpu":
             content = move_leaves(content, device)
@@ -51,6 +53,14 @@ def load_checkpoint(path: Path, device: torch.device) -> dict:
     if not isinstance(content, dict):
         raise CheckpointError(f"{name}: written by another program")
     return content
+
+
+def _check_sizes(archive: io.BytesIO) -> None:
+    """Raise ValueError for entries that are larger than the archive, which torch.save packs not."""
+    with ZipFile(archive) as entries:
+        if sum(entry.file_size for entry in entries.infolist()) > len(archive.getbuffer()):
+            raise ValueError("packed entries")
+    archive.seek(0)
 
 
 def type_error(value: object, kind: object, place: str) -> str:

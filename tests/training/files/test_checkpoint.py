@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,13 +62,23 @@ def archive(content: object) -> bytes:
     return file.getvalue()
 
 
+def packed(content: bytes) -> bytes:
+    """The archive with deflated entries, which takes much more memory than room."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as stored, zipfile.ZipFile(file, "w") as made:
+        for name in stored.namelist():
+            made.writestr(name, stored.read(name), zipfile.ZIP_DEFLATED)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("written", "error"),
     [
         (archive, "UnpicklingError"),
-        (pickle.dumps, "UnpicklingError"),
-        (lambda content: archive([content])[:-9], "RuntimeError"),
-        (lambda content: b"", "EOFError"),
+        (pickle.dumps, "BadZipFile"),
+        (lambda content: archive([content])[:-9], "BadZipFile"),
+        (lambda content: b"", "BadZipFile"),
+        (lambda content: packed(archive(torch.zeros(10_000))), "ValueError"),
     ],
 )
 def test_a_hostile_file_with_a_seal_that_fits_is_refused_in_own_words_and_runs_nothing(
