@@ -22,6 +22,7 @@ SLOT_COUNTS = re.compile(r"slots=(choice\()?\d+(,\d+)*\)?")
 OPTION_NAME = re.compile(r"[\w-]+\b(?!\()")  # what a bracket follows is a function of Hydra's
 # Lists and ranges of values that differ by env, which Hydra takes as the text of the field.
 ENV_TEXT = re.compile(r"\[[^\[\]]*\]|\b(log_)?uniform\([^()]*\)")
+SHARE = re.compile(r"(?<![^\[, ])(\d+(?:\.\d+)?)%(?![^\], ])")  # of the env-steps of an episode
 
 
 def show_help_or_version(name: str) -> bool:
@@ -63,7 +64,8 @@ def prepare_arguments(arguments: Sequence[str], settings: type) -> list[str]:
 
 def expand_slots(overrides: Sequence[str]) -> list[str]:
     """`overrides` as Hydra's type check asks for: the count slots=3 is the list slots=[3], and what
-    differs by env, task.host_lr=[0.01,0.02], a text, as are several controls.
+    differs by env, task.host_lr=[0.01,0.02], a text, as are several controls. Times of a schedule
+    that are shares of `steps`, policy.schedule.fossilize=20%, are what `settings.share` makes.
     """
     return [_expand(*override.partition("=")) for override in overrides]
 
@@ -71,6 +73,8 @@ def expand_slots(overrides: Sequence[str]) -> list[str]:
 def _expand(key: str, equals: str, value: str) -> str:
     if key.lstrip("+") in {*ENV_SETTINGS, "control"} and not {"'", '"'} & {*value}:
         value = ENV_TEXT.sub(r"'\g<0>'", value)
+    elif key.startswith("policy.schedule."):
+        value = SHARE.sub(r"${share:\1}", value)
     elif SLOT_COUNTS.fullmatch(f"{key}={value}"):
         value = re.sub(r"(\d+)", r"[\1]", value)
     return f"{key}{equals}{value}"

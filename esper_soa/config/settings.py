@@ -18,6 +18,7 @@ from esper_soa.config import env, nets
 from esper_soa.config.agent import POLICIES, SCRATCH, PolicyConfig
 from esper_soa.config.arguments import check_key
 from esper_soa.config.gone import drop_gone, join_split
+from esper_soa.config.hydra_versions import register_resolver
 from esper_soa.config.ranges import (
     COUNT,
     Settings,
@@ -348,13 +349,21 @@ class EvaluateConfig(Settings):
 
 
 def register_schema() -> None:
-    """Let Hydra check every composed key and type; train.yaml and evaluate.yaml build on these."""
+    """Let Hydra check every composed key and type; train.yaml and evaluate.yaml build on these.
+    OmegaConf learns of ${share:20}, a share of `steps`.
+    """
+    register_resolver("share", share, replace=True)
     store = ConfigStore.instance()
     for name, schema in (("train_schema", TrainConfig), ("evaluate_schema", EvaluateConfig)):
         store.repo.pop(f"{name}.yaml", None)  # Hydra 1.4 warns of a name that is there
         store.store(name=name, node=schema)
     # Hydra copies the whole store where it composes, and never changes a copy.
     vars(store)["__deepcopy__"] = lambda memo: store
+
+
+def share(percent: float, *, _root_: DictConfig) -> int:
+    """Env-steps, one at least, that are nearest to so many percent of those of an episode."""
+    return max(1, round(percent / 100 * _root_.steps))
 
 
 def settings_from(composed: DictConfig) -> TrainConfig:

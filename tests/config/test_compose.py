@@ -155,3 +155,10 @@ def test_what_cannot_be_composed_is_told_in_one_line(
         compose_settings(experiment, [override] if override else [])
     assert re.search(message, str(caught.value))
     assert "\n" not in str(caught.value)
+
+
+def test_times_of_a_schedule_can_be_shares_of_the_env_steps() -> None:
+    times = ["policy.schedule.germinate=[50%,2.5%, 0%]", "policy.schedule.fossilize=20%"]
+    for steps, germinate, fossilize in ((40, [20, 1, 1], 8), (400, [200, 10, 1], 80)):
+        schedule = compose_settings("smoke", [*times, f"steps={steps}"]).policy.schedule
+        assert (schedule.germinate, schedule.fossilize) == (germinate, fossilize)
