@@ -77,7 +77,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         ("lab.report.write", ["run"], "run/report.html"),
         slow(
             "lab.compare.command",
-            ["a=policy=wait", "b=policy=random", "seeds=1", "out=study", *SHORT],
+            ["a=policy=wait", "b=policy=random", "random_seeds=1", "out=study", *SHORT],
             "study/compare.json",
         ),
         (

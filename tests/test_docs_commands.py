@@ -42,6 +42,9 @@ ELSEWHERE = {
     ".venv/bin/python -c": "prints versions on a machine with a GPU",
     ".venv/bin/python -m benchmarks": "tests/benchmarks",
     "python -m benchmarks": "tests/benchmarks",
+    "esper-compare +experiment=cifar_3seed data.name=fashion32 envs=4": (
+        "takes hours: tests/lab/compare/test_study.py"
+    ),
     "torchrun": "tests/training/start/test_launch.py",
     "esper-watch": "a server that does not end: tests/lab/report/test_live.py",
     "python -m esper_soa.train +experiment=smoke data=npz": "tests/test_images_page.py",
@@ -55,7 +58,7 @@ SHORTER = [
     (r"slots=\[r0c0,r1c2\]", "slots=[r0c0]"),
     (r"\b(n_trials|n_jobs)=\d+", r"\1=2"),
     (r"\bseed=1,2,3[,\d]*", "seed=1,2"),
-    (r"\bseeds=10", "seeds=4"),
+    (r"\brandom_seeds=10", "random_seeds=4"),
     (r"\b(envs|rounds|steps|batch_size|train_samples|val_samples)=\d+ ?", ""),
     (r"\brun_dir=runs/\w+", "run_dir=there"),
     (r"runs/cifar_3seed/20\S+", "{run}"),

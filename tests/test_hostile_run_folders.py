@@ -179,9 +179,9 @@ def test_sweeps_and_studies_reach_no_other_folder(
     for touch in (read_records, lambda path: save_record(path, JobRecord(9, [], ""))):
         with pytest.raises(UserError, match=r"\.jobs: a link"):
             touch(sweep)
-    study = study_of(["a=seed=1", "b=", "seeds=1", f"out={tmp_path}/study", *TINY])
+    study = study_of(["a=", "b=", "random_seeds=1", f"out={tmp_path}/study", *TINY])
     (study.out / "a").mkdir(parents=True)
-    (study.out / "a" / f"seed_{study.seeds[0]}").symlink_to(outside)
+    (study.out / "a" / f"random_seed_{study.random_seeds[0]}").symlink_to(outside)
     (study.out / "b").symlink_to(outside)
     assert len(compare(study, QUIET)) == 2
     assert contents(outside) == before

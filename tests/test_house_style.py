@@ -52,6 +52,7 @@ USED_TWICE: set[str] = set()
 # Functions that read what `Setup` is made of: the one that makes it, and those that are about a
 # command's or a recorded run's settings, of which nothing is built.
 READS_SETUP_SETTINGS = {
+    "lab.compare.lengths": {"host_flop"},
     "training.loop.build": {"make_setup"},
     "training.loop.evaluation": {"evaluate_in_session"},  # threads, of the command
     "training.start.runs": {"_source", "_validation_order", "export", "policy", "tasks"},

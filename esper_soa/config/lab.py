@@ -19,6 +19,7 @@ LAB = {
     "--check-device": "esper_soa.lab.check_device:check_device",
     "--plan": "esper_soa.lab.plan.plan:show_plan",
     "--plan=json": "esper_soa.lab.plan.plan:show_plan_json",
+    "plan of a study": "esper_soa.lab.plan.plan:make_plan",
     "sweep": "esper_soa.lab.sweep.plugins:check_plugins",
     "esper-compare": "esper_soa.lab.compare.command:main",
     "esper-report": "esper_soa.lab.report.write:main",

@@ -31,9 +31,9 @@ import esper_soa
 from esper_soa.config import lab
 from esper_soa.training.start.command import train_command
 
-seeds, experiment, *little = sys.argv[1:]
+random_seeds, experiment, *little = sys.argv[1:]
 little += ["telemetry.level=rounds", "report=false", "control=none", "rounds=1"]
-study = [seeds, "out=study", "a=policy=wait", "b=policy=random"]
+study = [random_seeds, "out=study", "a=policy=wait", "b=policy=random"]
 
 def command(run, *words):
     sys.argv[1:] = words
@@ -85,7 +85,7 @@ def test_a_room_can_be_taken_out(room: str, tmp_path: Path) -> None:
     shutil.copy(PACKAGE.parent / "pyproject.toml", tmp_path)
     (tmp_path / "work").mkdir()
     given = {"cwd": tmp_path / "work", "env": ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}}
-    asked = [sys.executable, "-c", PROGRAM, f"seeds={int(room == 'report')}", *TINY]
+    asked = [sys.executable, "-c", PROGRAM, f"random_seeds={int(room == 'report')}", *TINY]
     done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert done.returncode == 0, done.stderr
     lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line.startswith("asked ")]

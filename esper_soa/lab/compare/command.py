@@ -1,109 +1,105 @@
-"""The command line that compares settings: `esper-compare a="reward=shaped" b="" seeds=10`.
+"""The command line that compares settings: `esper-compare a="reward=shaped" b="" random_seeds=10`.
 
-Also `python -m esper_soa.lab.compare.command`. Every group plays every seed on the same hosts and
-data order, in a run folder of its own. The same command with the same `out` goes on where it was
-cut off. Exit status: 0 done, 1 a run that failed or a file that could not be written, 2 a mistake
-that we found.
+Also `python -m esper_soa.lab.compare.command`. Every group plays every random seed on the same
+hosts and data order, in a run folder of its own. The same command with the same `out` goes on where
+it was cut off. Exit status: 0 done, 1 a run that failed or a file that could not be written, 2 a
+mistake that we found.
 """
 
 import argparse
-import json
-import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from operator import attrgetter
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from esper_soa.config.arguments import options
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.lab import find_in_lab
 from esper_soa.config.paths import user_path
-from esper_soa.config.ranges import LIST_PATTERN
-from esper_soa.config.settings import TrainConfig
-from esper_soa.lab.compare import comparison
-from esper_soa.lab.compare.comparison import CONFIDENCE, MeasureComparison, Numbers
-from esper_soa.lab.run_folders import COMPARISON_FILE, MEASURES, finished_accuracy
-from esper_soa.system.console import KNOWN_ERRORS, ending_with_status, parser
+from esper_soa.config.settings import MAX_SEED, TrainConfig
+from esper_soa.lab.compare.estimate import show_plan
+from esper_soa.lab.compare.grid import grid_of
+from esper_soa.lab.compare.lengths import check_runs
+from esper_soa.lab.compare.play import StudyPlayer
+from esper_soa.lab.compare.study import Study, is_listed
+from esper_soa.lab.compare.tables import record, report
+from esper_soa.lab.run_folders import COMPARISON_FILE
+from esper_soa.system.console import ending_with_status, parser
 from esper_soa.system.errors import UserError, check
 from esper_soa.system.files import write_text
-from esper_soa.system.json_lines import Json, json_line
-from esper_soa.system.plain_files import make_folder, read_text
-from esper_soa.system.signals import import_guard
+from esper_soa.system.json_lines import json_line
 from esper_soa.training.files.run_folder import RunFolder
-from esper_soa.training.results.statistics import mean_interval
-from esper_soa.training.start.begin import make_run_folder
 
 GROUP_NAME = re.compile(r"[A-Za-z]\w{0,30}")
-# Places in summary.json; numbers of grown hosts are means over the hosts of the last rounds.
-SUMMARY_NUMBERS = {
-    "test_accuracy": ("grown", "test_accuracy"),
-    "validation_accuracy": ("grown", "validation_accuracy"),
-    "net": ("grown", "net"),
-    "parameters": ("grown", "size"),
-    "train_flop": ("grown", "flop"),
-    "eps": ("speed", "eps"),
-}
-LEVEL_COLUMNS = ("group", *MEASURES.values(), "parameters", "training GFLOP", "EPS")
-DIFFERENCE_COLUMNS = (f"difference [{CONFIDENCE:.0%}]", "won", "effect", "p", "Holm")
-TEXT_COLUMNS = ("group", "measure", "verdict")
+WORDS = ("random_seeds", "gflop", "tune", "tune_seeds", "out")  # names that no group can have
+FINAL_OF = "final_of="
+FIRST_TUNE_SEED = 1_000_000
+MOST_BUDGETS = 64
 HELP = """\
   NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it;
                             "" changes nothing. Two or more; the others are compared with the first.
                             With a list for envs, task.host_lr=[0.01,0.02], each value is a group
+  NAME="final_of=GROUP"     the networks that hosts of GROUP end with, trained from the first
+                            env-step on, at the same training FLOP
   +experiment=NAME          as with esper-train; so all other settings, which hold for every group
-  seeds=10                  how many, from the setting `seed` on, or which: seeds=[101,102,103]
+  random_seeds=10           how many, from the setting `seed` on, or which: [101,102,103]
+  gflop=[200,600]           budgets: training GFLOP of a host. All groups are played at each, with
+                            as many env-steps as that buys them; without, at equal env-steps.
+                            policy.schedule.germinate=[20%,10%] gives times as shares of them
+  tune="task.host_lr=[0.02,0.04,0.08]"  the values of which each group takes its best at each
+                            budget, by validation accuracy on tune_seeds=2 other random seeds;
+                            log(a,b) is a, 2a, 4a, ... up to b
+  --plan                    print what the study takes, and play nothing
   out=FOLDER                where the runs go (runs/compare/<time>); the same folder goes on where
                             it was cut off
 
-  esper-compare +experiment=cifar_3seed a="reward=shaped" b="reward=simplified" seeds=10 rounds=2
+  esper-compare +experiment=cifar_3seed a="reward=shaped" b="reward=simplified" random_seeds=10
 """
 
 
-class Study(NamedTuple):
-    """The groups, seeds and folder of a comparison."""
-
-    experiment: str
-    common: tuple[str, ...]  # overrides of all groups
-    groups: dict[str, tuple[str, ...]]  # overrides by name, the reference first
-    seeds: tuple[int, ...]
-    out: Path
-    # Groups in which envs have lists of settings: each configuration is compared by itself.
-    listed: frozenset[str] = frozenset()
-
-    def overrides(self, group: str, seed: int) -> list[str]:
-        """The overrides of a run."""
-        run_dir = f"run_dir='{self.folder(group, seed)}'"
-        group_overrides = (*self.common, *self.groups[group])
-        return ["report=false", *group_overrides, f"seed={seed}", run_dir, "resume=auto"]
-
-    def folder(self, group: str, seed: int) -> Path:
-        """The folder of a run."""
-        return self.out / group / f"seed_{seed}"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    usage = 'esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]'
-    words = parser(usage, "Compare settings over seeds.", HELP)
+    usage = 'esper-compare a="..." b="..." [random_seeds=10] [out=FOLDER] [setting=value ...]'
+    words = parser(usage, "Compare settings over random seeds.", HELP)
     words.add_argument("given", nargs="+", help=argparse.SUPPRESS)
-    words_given = words.parse_args(arguments).given
+    words.add_argument("--plan", action="store_true", help=argparse.SUPPRESS)
+    asked = words.parse_args(arguments)
     with ending_with_status():
-        failed = compare(study_of(words_given), Console())
+        study = study_of(asked.given)
+        if asked.plan:
+            show_plan(study, Console())
+            return
+        failed = compare(study, Console())
         if failed:
             print("failed runs:", *failed, sep="\n  ", file=sys.stderr)
             sys.exit(1)
 
 
-def study_of(arguments: Sequence[str]) -> Study:
-    """The study that the arguments describe; raises UserError for invalid settings of any group."""
+class CommandWords(NamedTuple):
+    """The arguments of the command, sorted."""
+
+    experiment: str
+    chosen: Mapping[str, str]  # by name of WORDS
+    groups: Mapping[str, tuple[str, ...]]
+    common: tuple[str, ...]  # overrides of all groups
+
+    @property
+    def finals(self) -> dict[str, str]:
+        """By name of a group, the one whose final networks it is."""
+        first = {name: "".join(overrides[:1]) for name, overrides in self.groups.items()}
+        return {
+            name: text.removeprefix(FINAL_OF)
+            for name, text in first.items()
+            if text.startswith(FINAL_OF)
+        }
+
+
+def sort_words(arguments: Sequence[str]) -> CommandWords:
+    """Groups, words of the command and settings; raises UserError for what is none."""
     chosen = dict[str, str]()
     groups = dict[str, tuple[str, ...]]()
     common = list[str]()
@@ -113,7 +109,11 @@ def study_of(arguments: Sequence[str]) -> Study:
         name, equals, value = argument.partition("=")
         if name == "+experiment":
             experiment = value
-        elif name in ("seeds", "out"):
+        elif name == "seeds" and equals:
+            raise UserError(
+                f"{argument}: random seeds are random_seeds= now. Give random_{argument}"
+            )
+        elif name in WORDS:
             chosen[name] = value
         elif not equals or name in known or not GROUP_NAME.fullmatch(name):
             common.append(argument)
@@ -122,82 +122,123 @@ def study_of(arguments: Sequence[str]) -> Study:
             words = 'a setting of esper-train, or a group: NAME="setting=value ..."'
             check(all("=" in part for part in value.split()), name, value, allowed=words)
             groups[name] = tuple(value.split())
-    reserved = [arg for arg in common if arg.partition("=")[0] in ("seed", "run_dir", "resume")]
-    check(not reserved, "setting", ", ".join(reserved), allowed="left to seeds= and out=")
-    settings = [
-        compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()
-    ]
-    words = 'two or more, such as a="reward=shaped" b="", or one with a list for envs'
-    several = frozenset(name for name, cfg in zip(groups, settings, strict=True) if listed(cfg))
-    check(len(groups) >= 2 or bool(several), "groups", ", ".join(groups) or "none", allowed=words)
-    seeds = _seeds(chosen.get("seeds", "10"), settings[0].seed)
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    out = user_path("out", chosen.get("out") or f"runs/compare/{stamp}").resolve()
-    return Study(experiment, tuple(common), groups, seeds=seeds, out=out, listed=several)
+    return CommandWords(experiment, chosen, groups, common=tuple(common))
 
 
-def _seeds(text: str, first: int) -> tuple[int, ...]:
-    """The seeds that `text` stands for: a number of them, or a list in brackets."""
-    words = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
+def study_of(arguments: Sequence[str]) -> Study:
+    """The study that the arguments describe; raises UserError for invalid settings of any group."""
+    words = sort_words(arguments)
+    finals = words.finals
+    for name, grown in finals.items():
+        known = grown in words.groups and grown not in finals and len(words.groups[name]) == 1
+        allowed = "final_of= alone, with a group that grows"
+        check(known, name, " ".join(words.groups[name]), allowed=allowed)
+    check_reserved(words)
+    settings = {
+        name: compose_settings(words.experiment, [*words.common, *overrides])
+        for name, overrides in words.groups.items()
+        if name not in finals
+    }
+    several = [name for name, cfg in settings.items() if is_listed(cfg)]
+    names = ", ".join(words.groups) or "none"
+    allowed = 'two or more, such as a="reward=shaped" b="", or one with a list for envs'
+    check(len(words.groups) >= 2 or bool(several), "groups", names, allowed=allowed)
+    first = next(iter(settings.values())).seed
+    study = Study(
+        words.experiment,
+        words.common,
+        words.groups,
+        finals=finals,
+        settings=settings,
+        random_seeds=seeds_of(words, "random_seeds", first, default="10"),
+        budgets=budgets_of(words.chosen["gflop"]) if "gflop" in words.chosen else (),
+        grid=grid_of(words.chosen["tune"]) if "tune" in words.chosen else {},
+        tune_seeds=seeds_of(words, "tune_seeds", FIRST_TUNE_SEED, default="2"),
+        out=user_path("out", words.chosen.get("out") or f"runs/compare/{stamp()}").resolve(),
+    )
+    check_study(study)
+    return study
+
+
+def check_reserved(words: CommandWords) -> None:
+    """Raise UserError for settings that words of the command take the place of."""
+    given = [*words.common, *(text for texts in words.groups.values() for text in texts)]
+    taken = dict.fromkeys(("seed", "run_dir", "resume"), "random_seeds= and out=")
+    taken |= {"steps": "gflop="} if "gflop" in words.chosen else {}
+    taken |= dict.fromkeys(("control", "control_budget"), "final_of=") if words.finals else {}
+    refused = [text for text in given if text.partition("=")[0] in taken]
+    instead = dict.fromkeys(taken[text.partition("=")[0]] for text in refused)
+    check(not refused, "setting", ", ".join(refused), allowed=f"left to {' and '.join(instead)}")
+
+
+def seeds_of(words: CommandWords, name: str, first: int, default: str) -> tuple[int, ...]:
+    """The random seeds that a word stands for: so many from `first` on, or a list in brackets."""
+    text = words.chosen.get(name, default)
+    allowed = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
     is_list = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
-    check(is_list or text.isdecimal(), "seeds", text, allowed=words)
+    check(is_list or text.isdecimal(), name, text, allowed=allowed)
     numbers = [int(digits) for digits in re.findall(r"\d+", text)]
     seeds = tuple(numbers if is_list else range(first, first + min(*numbers, 10_001)))
-    check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, allowed=words)
+    different = 1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds)
+    check(different and max(seeds) <= MAX_SEED, name, text, allowed=allowed)
     return seeds
 
 
-def listed(settings: TrainConfig) -> bool:
-    """Whether envs have configurations that do not change with the seed."""
-    if settings.worlds:
-        return False  # summary.json has means over all tasks
-    texts = [str(attrgetter(name)(settings)) for name in settings.differing]
-    return bool(texts) and all(map(LIST_PATTERN.fullmatch, texts))
+def budgets_of(text: str) -> tuple[float, ...]:
+    """The budgets that gflop= names, in rising order."""
+    allowed = "a number above 0, or a list such as [200,600,1800] without a number twice"
+    try:
+        numbers = sorted(float(part) for part in text.strip("[] ").split(","))
+    except ValueError:
+        numbers = []
+    valid = 0 < len({*numbers}) == len(numbers) <= MOST_BUDGETS
+    valid = valid and all(0 < number < 1e12 for number in numbers)
+    check(valid, "gflop", text, allowed=allowed)
+    return tuple(numbers)
 
 
-def numbers_of(study: Study, group: str, seed: int) -> dict[str, dict[str, float]]:
-    """SUMMARY_NUMBERS of a run by its group; where envs have lists, by group and configuration."""
-    summary = json.loads(read_text(RunFolder(study.folder(group, seed)).summary))
-    configurations = summary["configurations"] if group in study.listed else [{"settings": {}}]
-    found = {}
-    for configuration in configurations:
-        values = summary | configuration
-        label = [group, *(f"{name}={value}" for name, value in configuration["settings"].items())]
-        numbers = {name: float(values[part][key]) for name, (part, key) in SUMMARY_NUMBERS.items()}
-        found[" ".join(label)] = numbers
-    return found
+def stamp() -> str:
+    """The time, as the name of a folder."""
+    return time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def check_study(study: Study) -> None:
+    """Raise UserError for groups that cannot be played as the study asks; nothing is played."""
+    both = [*study.random_seeds, *study.tune_seeds]
+    allowed = "random seeds that random_seeds= does not have"
+    apart = not study.grid or len({*both}) == len(both)
+    check(apart, "tune_seeds", list(study.tune_seeds), allowed=allowed)
+    for name, cfg in study.settings.items() if not study.is_plain else ():
+        allowed = "of one task, without a list for envs, with gflop=, tune= or final_of="
+        text = " ".join(study.groups[name])
+        check(not cfg.worlds and name not in study.listed, name, text, allowed=allowed)
+    for group in {*study.finals.values()}:
+        allowed = "a policy that grows, for its final networks"
+        check(study.settings[group].policy.name != "wait", group, "wait", allowed=allowed)
+    check_runs(study)
+    old = [path for group in study.settings for path in (study.out / group).glob("seed_*")]
+    allowed = "a folder of this version"
+    remedy = f"Rename folders such as {old[0]} to random_{old[0].name}." if old else ""
+    check(not old, "out", study.out, allowed=allowed, remedy=remedy)
 
 
 def compare(study: Study, console: Console) -> list[str]:
-    """Play what is missing, print the table, write compare.json; returns failed runs, in words."""
-    accuracies: dict[str, dict[int, dict[str, float]]] = {}
-    failed = list[str]()
-    for number, seed in enumerate(study.seeds):
-        # the order and its reverse, so that a machine that gets busy favours no group
-        reasons = play_seed(study, seed, list(study.groups)[:: -1 if number % 2 else 1])
-        failed += [f"{group} seed {seed}: {reason}" for group, reason in reasons.items()]
-        for group in study.groups:
-            if group not in study.listed:
-                accuracies.setdefault(group, {})
-            for name, found in ({} if group in reasons else numbers_of(study, group, seed)).items():
-                accuracies.setdefault(name, {})[seed] = found
-        played = {name: runs[seed] for name, runs in accuracies.items() if seed in runs}
-        values = [f"{name} {found['test_accuracy']:.2f}" for name, found in played.items()]
-        told = ", ".join(values) or "of none"
-        console.print(f"seed {seed}: test accuracy {told}", highlight=False)
-    complete = [seed for seed in study.seeds if all(seed in runs for runs in accuracies.values())]
-    if complete and len(accuracies) > 1:
-        numbers = {
-            group: {name: [runs[seed][name] for seed in complete] for name in SUMMARY_NUMBERS}
-            for group, runs in accuracies.items()
-        }
-        rows = comparison.compare_groups(numbers)
-        report(console, numbers, rows)
+    """Play what is missing, print the tables, write compare.json; returns failed runs, in words."""
+    player = StudyPlayer(study, console)
+    tables = []
+    for gflop in study.budgets or (0.0,):
+        table = player.table(gflop)
+        if table.complete and len(table.figures) > 1:
+            tables.append(table)
+            report(console, study, table)
+    if tables:
         place = study.out / COMPARISON_FILE
-        write_text(place, json_line(record(study, complete, numbers, rows=rows)) + "\n")
-        console.print(f"written to {place}; runs by group and seed beside it", highlight=False)
+        write_text(place, json_line(record(study, tables)) + "\n")
+        console.print(
+            f"written to {place}; runs by group and random seed beside it", highlight=False
+        )
         console.print(f"report   {leave_report(study.out)}", highlight=False, soft_wrap=True)
-    return failed
+    return [f"{name}: {reason}" for name, reason in player.failed.items()]
 
 
 def leave_report(folder: Path) -> str:
@@ -207,83 +248,6 @@ def leave_report(folder: Path) -> str:
     except UserError as error:
         return f"none: {error}"
     return str(missing or RunFolder(folder).report)
-
-
-def play_seed(study: Study, seed: int, groups: Sequence[str]) -> dict[str, str]:
-    """Play a seed's runs that have not ended, in the order of `groups`; why runs failed, by group.
-
-    A run that fails does not end the others.
-    """
-    with import_guard():
-        from esper_soa.training.start.runs import train_in_folder
-    failed = {}
-    for group in groups:
-        overrides = study.overrides(group, seed)
-        settings = compose_settings(study.experiment, overrides)
-        if finished_accuracy(RunFolder(study.folder(group, seed)), settings) is not None:
-            continue
-        experiment = [f"+experiment={study.experiment}"] * bool(study.experiment)
-        try:
-            make_folder(study.folder(group, seed))  # by no link of the study's
-            folder = make_run_folder(settings, settings.run_dir)
-            train_in_folder(folder, settings, experiment + overrides, verbose=0)
-        except KNOWN_ERRORS as error:
-            failed[group] = str(error)
-    return failed
-
-
-def report(console: Console, numbers: Numbers, rows: Sequence[MeasureComparison]) -> None:
-    """Print what the groups came to and how they compare."""
-    levels = _table(f"means over seeds [{CONFIDENCE:.0%}]", LEVEL_COLUMNS)
-    for group, values in numbers.items():
-        measured = [mean_interval(values[name], CONFIDENCE) for name in MEASURES]
-        size, flop, eps = (fmean(values[name]) for name in ("parameters", "train_flop", "eps"))
-        texts = [interval.text(".2f") for interval in measured]
-        levels.add_row(group, *texts, f"{size:,.0f}", f"{flop / 1e9:,.3g}", f"{eps:.1f}")
-    title = f"against {rows[0].reference}, paired by seed, percent points"
-    table = _table(title, ["group", "measure", *DIFFERENCE_COLUMNS, "verdict"])
-    for row in rows:
-        table.add_row(
-            row.group,
-            MEASURES[row.measure],
-            row.interval.text(),
-            f"{row.wins}/{len(row.differences)}",
-            f"{row.effect:+.2f}" if math.isfinite(row.effect) else "–",
-            f"{row.p:.3f}",
-            f"{row.corrected:.3f}",
-            row.verdict,
-        )
-    family = f"{comparison.SIGNIFICANCE:.0%}, {rows[0].comparisons} comparisons"
-    tests = f"exact two-sided signed rank tests at {family}, Holm's correction"
-    notes = [f"{row.group}, {MEASURES[row.measure]}: {row.power}" for row in rows if row.power]
-    console.print(levels, table)
-    console.print(tests, *notes, sep="\n", highlight=False, soft_wrap=True)
-
-
-def _table(title: str, headings: Sequence[str]) -> Table:
-    """A table whose words stand left and whose numbers stand right."""
-    table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in TEXT_COLUMNS else "right")
-    return table
-
-
-def record(
-    study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[MeasureComparison]
-) -> dict[str, Json]:
-    """compare.json."""
-    return {
-        "experiment": study.experiment,
-        "common": list(study.common),
-        "seeds": list(seeds),
-        "groups": {
-            name: {"overrides": list(study.groups[name.split()[0]])} | dict(values)
-            for name, values in numbers.items()
-        },
-        "confidence": CONFIDENCE,
-        "significance": comparison.SIGNIFICANCE,
-        "comparisons": [row.record() for row in rows],
-    }
 
 
 if __name__ == "__main__":

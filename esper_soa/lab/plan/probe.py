@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -202,8 +203,9 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         cut = partial(cut_for(task.world.rules), task.world)
         job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device, cut=cut)
         built = time.perf_counter()
+        first_flop: list[float] = []
         for _ in train_rounds(job):
-            pass
+            first_flop = first_flop or task.totals.recent[-1].train_flop
         rounds_end = time.perf_counter()
         folder.config.write_text(settings_yaml(job.cfg), encoding="utf-8")
         if cfg.report:
@@ -232,6 +234,7 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         per_env=ENV_MARGIN * (larger - least) / (more.num_envs - setup.num_envs),
         least=least,
         device_name=str(job.device),
+        train_flop=fmean(first_flop),
     )
 
 

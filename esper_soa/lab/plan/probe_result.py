@@ -25,3 +25,4 @@ class ProbeResult(NamedTuple):
     per_env: float  # bytes of one more env
     least: int  # bytes that are known to be needed
     device_name: str
+    train_flop: float = 0.0  # FLOP of training a host in the first round, mean over hosts

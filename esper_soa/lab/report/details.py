@@ -118,7 +118,7 @@ def _study(study: Record) -> str:
         f" {row['group']}, {_measure(row)}: {row['power']}." for row in rows if row.get("power")
     )
     words = (
-        f"By esper-compare, over {len(_listed(study, 'seeds'))} seeds that every "
+        f"By esper-compare, over {len(_listed(study, 'random_seeds'))} random seeds that every "
         "group has played: differences paired by seed, intervals of "
         f"{number(study, 'confidence') or 0:.0%} (Student's t), two-sided exact signed rank tests "
         f"(Wilcoxon 1945), corrected after Holm for {len(rows)} comparisons. The effect is the "

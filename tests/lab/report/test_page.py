@@ -230,14 +230,14 @@ def test_what_a_study_found_stands_in_the_page_of_its_runs_alone(tmp_path: Path)
         row = {"group": "a", "reference": "b", "measure": "net", "mean": 2.0, "low": -1.0}
         row |= {"high": 5.0, "won": 1, "differences": [2.0, -1.0, 0.0], "effect": 0.25}
         row |= {"p": 0.5, "corrected": 0.75, "verdict": "open", "power": "80 % for 9 points"}
-        told = {"seeds": [0], "confidence": 0.9, "comparisons": [row, {"measure": "own"}]}
+        told = {"random_seeds": [0], "confidence": 0.9, "comparisons": [row, {"measure": "own"}]}
         (tmp_path / study / COMPARISON_FILE).write_text(json.dumps(told))
     page = page_text(tmp_path / "one")
     card = page[page.index("<h3>Comparisons") : page.index("</table>")]
     assert re.findall('<p class="about">(.*?)</p>', card) == [
-        "By esper-compare, over 1 seeds that every group has played: differences paired by seed, "
-        "intervals of 90% (Student&#x27;s t), two-sided exact signed rank tests (Wilcoxon 1945), "
-        "corrected after Holm for 2 comparisons. The effect is the mean difference over its "
+        "By esper-compare, over 1 random seeds that every group has played: differences paired by "
+        "seed, intervals of 90% (Student&#x27;s t), two-sided exact signed rank tests (Wilcoxon "
+        "1945), corrected after Holm for 2 comparisons. The effect is the mean difference over its "
         "standard deviation, by Hedges. a, test accuracy less rent: 80 % for 9 points."
     ]
     titles = ["group", "against", "measure", "difference (points)", "seeds won", "effect"]
