@@ -93,5 +93,10 @@ class Engine(Protocol[Active]):
         alpha: Tensor,
         active_seeds: Active,
         feed: ValidationFeed,
+        answers: Tensor | None = None,
     ) -> ValidationReport:
-        """Accuracy of every env by subset row it needs, loss with all seeds on; alpha [N, S]."""
+        """Accuracy of every env by subset row it needs, loss with all seeds on; alpha [N, S].
+
+        answers: whole numbers [N, V], which get the right targets of each sample of the feed with
+        all seeds on, 0 of one without a label.
+        """

@@ -41,6 +41,7 @@ class Pass(NamedTuple, Generic[Feed]):
     alpha: Tensor
     plan: SeedPlan
     feed: Feed
+    answers: Tensor | None = None  # of a validation, see nets/engine.py; pieces fill their rows
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,12 @@ class PieceEngine(ABC):
         alpha: Tensor,
         active_seeds: ActiveSeeds,
         feed: ValidationFeed,
+        answers: Tensor | None = None,
     ) -> ValidationReport:
         """Report of all envs under the subset rows needed, none for those left out."""
         plan = seed_plan(active_seeds, active_seeds.visible, setup.detached_stages)
-        measure = self.validator(Pass(setup, weights, alpha, plan=plan, feed=feed))
+        shared = Pass(setup, weights, alpha, plan=plan, feed=feed, answers=answers)
+        measure = self.validator(shared)
         num_envs, num_slots = alpha.shape
         device = alpha.device
         rows = max_rows(num_slots, setup.rows)

@@ -30,11 +30,11 @@ class Classifier:
     ) -> tuple[Tensor, Tensor]:
         logits = self.infer(run, folded, x).to(run.dtype).unflatten(0, (-1, labels.shape[0]))
         logits, targets = batched.flatten_targets(logits, labels)
-        correct = (logits.argmax(-1) == targets).sum(1)
+        right = (logits.argmax(-1) == targets).unflatten(1, (labels.shape[0], -1)).sum(2)
         main = logits[row].flatten(0, 1)
         losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
         # One contiguous row per network: its sum is rounded alike, whoever is validated beside it.
-        return losses.unflatten(0, targets.shape).T.contiguous().sum(1), correct
+        return losses.unflatten(0, targets.shape).T.contiguous().sum(1), right.transpose(1, 2)
 
 
 @dataclass(frozen=True)

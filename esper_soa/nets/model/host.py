@@ -207,8 +207,8 @@ def evaluate_loss(
     filler: segments.SlotFiller,
     row: int,
 ) -> tuple[Tensor, Tensor]:
-    """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n] of inputs and labels,
-    with running statistics; `filler` may multiply alpha rows.
+    """Sum of losses [n] in alpha row `row` and right targets int64 [rows, n, B] of B inputs and
+    labels, with running statistics; `filler` may multiply alpha rows.
     """
     run, x = _features(shape, folded, batch[0], filler=filler)
     return shape.head.measure(run, folded[-1], x, labels=batch[1], row=row)

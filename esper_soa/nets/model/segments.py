@@ -142,8 +142,8 @@ class HeadSegment(Segment, Protocol):
     def measure(
         self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
     ) -> Scores:
-        """Sum of the losses [n] in alpha row `row` and right answers int64 [rows, n]; label -1 does
-        not count. x [rows*B, n*C, ...].
+        """Sum of the losses [n] in alpha row `row` and right targets of each sample, int64
+        [rows, n, B]; label -1 does not count. x [rows*B, n*C, ...].
         """
 
 

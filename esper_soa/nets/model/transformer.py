@@ -213,7 +213,8 @@ class TiedHead(segments.StatelessSegment):
     ) -> segments.Scores:
         targets = labels.transpose(0, 1).flatten(1)
         found = [self.scores(folded, part, targets) for part in x.split(labels.shape[0])]
-        return found[row][0].to(run.dtype), torch.stack([right.sum(1) for _, right in found])
+        right = torch.stack([right for _, right in found]).unflatten(2, (labels.shape[0], -1))
+        return found[row][0].to(run.dtype), right.sum(3)
 
     def plain_parts(self) -> list[segments.PlainPart]:
         layer = LayerSpec("head", "TiedHead", {"width": self.width, "eps": NORM_EPS})

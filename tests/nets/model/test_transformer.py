@@ -153,7 +153,8 @@ def test_all_blueprints_and_blends_train_as_plain_modules_in_a_loop(case) -> Non
 def test_subset_rows_are_plain_modules_with_and_without_the_seed(case) -> None:
     nets, weights, alpha, active = case
     feed = OneText()
-    report = TorchEngine().validate(nets, weights, alpha, active, feed)
+    answers = torch.zeros(len(KINDS), BATCHES * BATCH, dtype=torch.int8)
+    report = TorchEngine().validate(nets, weights, alpha, active, feed, answers=answers)
     assert report.subset.tolist() == [[1, 0]] * len(KINDS)
     x = feed.tokens[..., :-1].flatten(0, 1)
     y = torch.cat([labels[:, 0] for _, labels in feed.batches(torch.arange(1), 9)])
@@ -161,6 +162,7 @@ def test_subset_rows_are_plain_modules_with_and_without_the_seed(case) -> None:
         net = plain(weights, env)
         loss = F.cross_entropy(net(x).flatten(0, 1), y.flatten(), ignore_index=-1)
         torch.testing.assert_close(report.loss[env], loss.detach(), rtol=1e-10, atol=0)
+        assert answers[env].tolist() == (net(x).argmax(-1) == y).sum(1).tolist()
         for row in range(2):
             hits = (net(x).argmax(-1) == y).sum() / (y >= 0).sum()
             assert float(report.accuracy[env, row]) == pytest.approx(100 * float(hits))
@@ -179,9 +181,10 @@ def test_native_kernels_come_to_what_torch_does_in_double_precision(case, stage:
     ):
         own = weights.clone().to(dtype)
         given = nets, own, alpha, active, OneText()
-        reports = engine.train_(*given, BATCHES), engine.validate(*given)
+        answers = torch.zeros(len(KINDS), BATCHES * BATCH, dtype=torch.int8)
+        reports = engine.train_(*given, BATCHES), engine.validate(*given, answers=answers)
         rows = {str(name): one for name, one in own.flatten_keys(".").items() if one.numel()}
-        gradients = {"gradients": reports[0].gradients.l2}
+        gradients = {"gradients": reports[0].gradients.l2, "answers": answers.double()}
         numbers = [{"loss": one.loss, "accuracy": one.accuracy} for one in reports]
         found.append([rows | gradients, *numbers])
     for expected, actual in zip(*found, strict=True):

@@ -227,8 +227,13 @@ class CpuEngine(PieceEngine):
             )
             held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "code": codes}
             held |= {"loss": loss, "correct": correct, "counted": counts}
+            right = torch.zeros(envs.size, first.shape[1], dtype=torch.uint8)
+            if shared.answers is not None:
+                held["answers"] = right
             records.point(record, held, orders=len(first))
             records.call("validate_networks", record)
+            if shared.answers is not None:
+                shared.answers[torch.from_numpy(envs)] = right.to(shared.answers.dtype)
             return loss / counts, 100.0 * correct.to(STATE_FLOAT) / counts[:, None]
 
         return measure

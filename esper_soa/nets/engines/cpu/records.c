@@ -39,7 +39,7 @@ static const field FIELDS[] = {
     TRAINING(vanishing_norm), TRAINING(exploding_norm), TRAINING(tiny),
     RECORD(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(shared),
     VALIDATION(images_of), VALIDATION(labels), VALIDATION(codes), VALIDATION(ablated), VALIDATION(code), VALIDATION(loss),
-    VALIDATION(correct), VALIDATION(counted),
+    VALIDATION(correct), VALIDATION(counted), VALIDATION(answers),
     RECORD(sequence_block), BLOCK(nets), BLOCK(batch), BLOCK(length), BLOCK(width), BLOCK(heads), BLOCK(inner),
     BLOCK(normed), BLOCK(gelu), BLOCK(saves), BLOCK(eps), BLOCK(x), BLOCK(grad_out), BLOCK(out), BLOCK(grad_x),
     BLOCK(statistics), BLOCK(hidden), BLOCK(mixed), BLOCK(sums), BLOCK(parameters), BLOCK(steps), BLOCK(gradients),

@@ -143,11 +143,12 @@ class Validation(PointingRecord):
         ("images_of", CropsRecord),
         ("labels", POINTER),
         *all_of(INTEGER, "codes ablated"),
-        *all_of(POINTER, "code loss correct counted"),
+        *all_of(POINTER, "code loss correct counted answers"),
     ]
     POINTERS = {
         **lead_to(WHOLE, {"count": "envs counted", "orders images": "labels", "codes": "code"}),
         **lead_to(WHOLE, {"count codes": "correct"}),
+        **lead_to(BYTES, {"count images": "answers"}),
         **lead_to(DOUBLE, {"count": "loss"}),
     }
 

@@ -8,7 +8,7 @@
 typedef struct {
     const validation *v;
     layer *layers;
-    long count, place; /* place: among the networks */
+    long count, place, number; /* place: among the networks; number: of the image */
     head top;
     float *mean, *logits, *image; /* image: room for one */
     arena rest;                   /* where layers work, one after the other */
@@ -62,10 +62,12 @@ static validated prepare(const validation *v, long env, layer *layers, arena *a)
 static void judge(validated *net, const float *x, int64_t on) {
     const validation *v = net->v;
     head_logits(&net->top, x, net->mean, net->logits);
+    int right = head_largest(net->logits, v->nets.classes) == net->label;
     for (long c = 0; c < v->codes; c++)
-        if (v->code[c] == on)
-            v->correct[net->place * v->codes + c] += head_largest(net->logits, v->nets.classes) == net->label;
-    if (v->code[0] == on) v->loss[net->place] += head_cross_entropy(&net->top, net->logits, net->label);
+        if (v->code[c] == on) v->correct[net->place * v->codes + c] += right;
+    if (v->code[0] != on) return;
+    if (v->answers) v->answers[net->place * v->images + net->number] = (uint8_t)right;
+    v->loss[net->place] += head_cross_entropy(&net->top, net->logits, net->label);
 }
 
 /* Whether a subset begins with the seeds `on` out of `met`. */
@@ -126,7 +128,7 @@ static void validate_network(const validation *v, long at, layer *layers, const 
     crops cut = v->images_of;
     net.place = at, cut.size = v->nets.size, cut.first += first, cut.values += at * cut.env_stride;
     for (long i = 0; i < v->images; i++, cut.first++) {
-        net.label = v->labels[first + i];
+        net.number = i, net.label = v->labels[first + i];
         if (net.label < 0) continue;
         if (!shared) cut_padded(&cut, 1, v->nets.kernels[0] / 2, net.image);
         walk(&net, 0, shared ? shared + i * numel : net.image, 0, 0);

@@ -16,6 +16,7 @@ typedef struct {
     const int64_t *code;        /* [codes]: seeds that are on, of those */
     double *loss;               /* [count], sum over the images under the first code */
     int64_t *correct, *counted;    /* [count, codes], [count] */
+    uint8_t *answers;           /* [count, images]: whether each is right under the first code; may be NULL */
 } validation;
 
 /* Returns 0, or 1 where memory is out. */

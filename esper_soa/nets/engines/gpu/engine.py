@@ -65,10 +65,12 @@ class GpuEngine:
         num_slots = len(setup.shape.slots)
         rows = tree.level_rows(num_slots, max_rows(num_slots, setup.rows))
         weights = allocate(setup.shape, setup.num_envs, META_DEVICE, dtype=torch.float32)
+        batch = _eval_batch(setup, setup.val_samples)
         extent = MemorySizes(
             setup.num_envs,
             1,
-            _eval_batch(setup, setup.val_samples),
+            batch,
+            images=-(-setup.val_samples // batch) * batch,
             rows=rows,
             programs=num_programs(setup.device),
         )
@@ -144,6 +146,7 @@ class GpuEngine:
         alpha: Tensor,
         active_seeds: ResidentSeeds,
         feed: ValidationFeed,
+        answers: Tensor | None = None,
     ) -> ValidationReport:
         """All networks and subset rows at once."""
         device = alpha.device
@@ -170,7 +173,10 @@ class GpuEngine:
         )
         key = "validate", *inputs.first.shape, batch, *_places(weights, crops.bank.lines)
         count = inputs.first.shape[1] // batch
-        done = self.steps.run_(key, fresh, [0] * count).sums
+        step = self.steps.run_(key, fresh, [0] * count)
+        if answers is not None and step.memory is not None:
+            answers.copy_(step.memory.right[:, :images])
+        done = step.sums
         counted = done.counted.clamp(min=1)  # none of a network that has ended
         accuracy = 100.0 * done.correct.to(STATE_FLOAT) / counted[:, None]
         accuracy = torch.where(codes >= 0, accuracy, 0.0)

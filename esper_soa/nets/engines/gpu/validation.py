@@ -40,6 +40,7 @@ class ValidationMemory(NamedTuple):
     places: dict[int, SlotWorkspace]  # by slot
     spares: dict[int, Tensor]  # by slot: [programs, H*W, C]
     answers: HeadOutputs
+    right: Tensor  # int8 [N, images], whether answers of row 0 are; stays as it was where none is
 
 
 @dataclass(eq=False)
@@ -58,6 +59,7 @@ class ValidationStep(PassStep):
                 inputs.slot_flags.shape[0],
                 inputs.first.shape[0],
                 self.batch,
+                images=inputs.first.shape[1],
                 rows=[level.rows for level in sums.levels],
                 programs=slots.num_programs(inputs.first.device),
             )
@@ -67,7 +69,8 @@ class ValidationStep(PassStep):
         features, branches = self._forward_(memory)
         units, batch = features.shape[:2]
         head = self.head(features)
-        head_evaluate_kernel[units, batch](features, memory.answers, branches, head)
+        right = memory.right, memory.right.shape[1]
+        head_evaluate_kernel[units, batch](features, memory.answers, right, branches, head)
         evaluation_sums_kernel[units,](memory.answers, sums[2:], branches, head)
         advance_kernel[1,](inputs.counter)
 
@@ -100,6 +103,7 @@ class MemorySizes(NamedTuple):
     num_nets: int  # N
     image_sets: int  # 1, or N where every network has its own
     batch: int  # B
+    images: int  # of a pass
     rows: list[int]  # behind every slot in execution order
     programs: int  # of slots.branch_
 
@@ -129,4 +133,5 @@ def memory_of(
             )
             spares[number] = images.new_empty(extent.programs, side**2, plan.outputs)
     answers = head_outputs(setup.shape, extent.num_nets * last, extent.batch, like=images)
-    return ValidationMemory(images, features, places, spares=spares, answers=answers)
+    right = torch.zeros(extent.num_nets, extent.images, dtype=torch.int8, device=device)
+    return ValidationMemory(images, features, places, spares=spares, answers=answers, right=right)

@@ -185,6 +185,7 @@ def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor,
     loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=device)
     correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=device)
     counts = torch.zeros_like(loss)
+    seen = 0
     for inputs, labels in shared.feed.batches(envs, setup.eval_batch):
         targets = labels.expand(-1, num_nets, *labels.shape[2:])
         seeds = SubsetSeeds(actives, num_nets, job.plan, batch=labels.shape[0])
@@ -192,7 +193,11 @@ def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor,
             batch = precision.as_input(inputs, setup.precision), targets
             losses, right = evaluate_loss(shape, folded, batch, filler=seeds, row=rows[0])
         loss += losses
-        correct += torch.stack([right[row] for row in rows])
+        correct += torch.stack([right[row].sum(1) for row in rows])
+        if shared.answers is not None:
+            part = slice(seen, seen + labels.shape[0])
+            shared.answers[envs, part] = right[rows[0]].to(shared.answers.dtype)
+            seen = part.stop
         counts += (targets >= 0).transpose(0, 1).flatten(1).sum(1)
     return loss / counts, 100.0 * correct.T.to(STATE_FLOAT) / counts[:, None]
 

@@ -146,6 +146,7 @@ class Outcome(NamedTuple):
     weights: TensorDict
     trained: TrainReport
     tested: ValidationReport
+    answers: Tensor  # [N, V]
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -175,7 +176,10 @@ def played(
     alpha = alphas(active_seeds)
     training, validation = (feed._replace(dtype=dtype) for feed in (work.training, work.validation))
     trained = runs.train_(nets, weights, alpha, active_seeds, training, work.num_batches)
-    return Outcome(weights, trained, runs.validate(nets, weights, alpha, active_seeds, validation))
+    answers = torch.zeros(NUM_ENVS, validation.order.shape[-1], dtype=torch.int16)
+    given = nets, weights, alpha, active_seeds, validation
+    tested = runs.validate(*given, answers=answers)
+    return Outcome(weights, trained, tested, answers)
 
 
 def settled(world: World, unlike: Callable[[World], Tensor]) -> None:
@@ -231,6 +235,7 @@ def apart_in(
         (ours.trained.accuracy, theirs.trained.accuracy),
         (ours.tested.accuracy, theirs.tested.accuracy),
         (ours.tested.subset, theirs.tested.subset),
+        (ours.answers, theirs.answers),
         (mine.measured, its.measured),
         (mine.exploding, its.exploding),
     ):
@@ -278,8 +283,13 @@ def test_two_batches_to_an_optimiser_step_equal_torch(task: TaskConfig) -> None:
 
 def test_every_env_has_its_own_validation_images_and_may_have_one_less() -> None:
     world = made(TASKS[0], split=True)
-    assert (world.validation.order == -1).any()
+    missing = world.validation.order == -1
+    assert missing.any()
     equals_torch(world, active_seeds_of(7, 6))
+    found = played(world, active_seeds_of(7, 6))
+    assert not found.answers[missing].any()
+    right = 100 * found.answers.sum(1) / (~missing).sum(1)
+    torch.testing.assert_close(found.tested.accuracy[:, 0], right.double(), rtol=1e-6, atol=0)
 
 
 def test_vanishing_and_exploding_gradients_are_noticed() -> None:

@@ -99,7 +99,11 @@ def some_seeds(num_envs: int, num_slots: int, seed: int, running: float = 0.8) -
 
 
 def play(
-    world: World, engine: Engine, seeds: ActiveSeeds, given: StepData | None = None
+    world: World,
+    engine: Engine,
+    seeds: ActiveSeeds,
+    given: StepData | None = None,
+    answers: Tensor | None = None,
 ) -> tuple[TrainReport, ValidationReport]:
     work = given or world.work(0)
     nets = world.rules.setup
@@ -109,13 +113,17 @@ def play(
     trained = engine.train_(
         nets, world.weights, alpha, claimed, work.training, work.num_batches, halved
     )
-    return trained, engine.validate(nets, world.weights, alpha, claimed, work.validation)
+    return trained, engine.validate(
+        nets, world.weights, alpha, claimed, work.validation, answers=answers
+    )
 
 
 def results(world: World, engine: Engine, seeds: ActiveSeeds) -> dict[str, Tensor]:
     """Everything that a training pass and a validation give and change."""
-    trained, tested = play(world, engine, seeds)
+    answers = torch.zeros(len(seeds.running), 4, dtype=torch.int16, device=DEVICE)
+    trained, tested = play(world, engine, seeds, answers=answers)
     found = {"loss": trained.loss, "accuracy": trained.accuracy, **tested._asdict()}
+    found["answers"] = answers
     found["tested"], found["subsets"] = found.pop("loss"), found.pop("subset")
     found |= {"train loss": trained.loss, "train accuracy": trained.accuracy}
     return found | dict(trained.gradients.items()) | dict(world.weights.flatten_keys(".").items())

@@ -153,20 +153,26 @@ def batch_sums(answers, first, head):
 
 
 @triton.jit
-def head_evaluate_kernel(features, answers, branches, head):
+def head_evaluate_kernel(features, answers, right, branches, head):
     """Loss and right answers of one image by row; those without a label give 0. Grid (n * rows, B).
 
-    branches: (rows, int32 [n] of how many of them a network has).
+    right: (int8 [n, images] of the answers of row 0 in the whole pass, images). branches: (rows,
+    int32 [n] of how many of them a network has).
     """
     unit = tl.program_id(0).to(tl.int64)
     image = tl.program_id(1)
     env = unit // branches[0]
-    if unit % branches[0] < tl.load(branches[1] + env):
+    row = unit % branches[0]
+    if row < tl.load(branches[1] + env):
         place = unit * head.batch + image
         pointer = features + place * (head.area * head.channels)
         _, _, _, loss, correct, label = head_logits(pointer, head, env, image)
         tl.store(answers.loss + place, tl.where(label < 0, 0.0, loss))
-        tl.store(answers.correct + place, tl.where(label < 0, 0, correct))
+        correct = tl.where(label < 0, 0, correct)
+        tl.store(answers.correct + place, correct)
+        if row == 0:
+            number = tl.load(head.counter) * head.batch + image
+            tl.store(right[0] + env * right[1] + number, correct.to(tl.int8))
 
 
 @triton.jit
