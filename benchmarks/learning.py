@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from benchmarks.intervals import iqm_interval
+from benchmarks.rank_tests import mann_whitney
 from benchmarks.records import CONFIDENCE, Line, Records, bounds, markdown
-from esper_soa.lab.rank_tests import mann_whitney
 from esper_soa.training.results.statistics import Interval
 
 POLICIES = ("ppo", "heuristic", "random", "wait")

@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.intervals import improvement_interval, iqm_interval
+from benchmarks.rank_tests import mann_whitney
 from benchmarks.records import CONFIDENCE
-from esper_soa.lab.rank_tests import mann_whitney
 from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
 
 SIGNIFICANCE = 0.01  # of the Mann-Whitney p of a verdict

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from benchmarks import machine
+from benchmarks.rank_tests import signed_rank
 from benchmarks.timing import BenchmarkError
-from esper_soa.lab.rank_tests import signed_rank
 from esper_soa.system.errors import UserError
 from esper_soa.training.results.statistics import Interval, difference_interval
 

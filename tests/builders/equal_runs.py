@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.training.files.checkpoint import load_checkpoint
 from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.results.answers import GROWN, read_answers
 from tests.builders import tiny_runs
 from tests.builders.tiny_runs import timeless
 
@@ -37,6 +39,10 @@ def same(one: object, other: object, place: str = "") -> None:
         assert one.keys() == other.keys(), place
         for name, value in one.items():
             same(value, other[name], f"{place}.{name}")
+    elif isinstance(one, list) and isinstance(other, list):
+        assert len(one) == len(other), place
+        for at, value in enumerate(one):
+            same(value, other[at], f"{place}.{at}")
     else:
         assert one == other, place
 
@@ -55,6 +61,8 @@ def assert_equal_runs(one: Path, other: Path, rounds: int = ROUNDS) -> None:
     assert lines(one) == lines(other)
     assert (one / "episodes.jsonl").read_bytes() == (other / "episodes.jsonl").read_bytes()
     same(content(one, rounds), content(other, rounds))
+    mine, its = (read_answers(RunFolder(path).answers).right[GROWN] for path in (one, other))
+    assert np.array_equal(mine, its)
     for kind in ("best", "hosts"):
         mine, its = (RunFolder(path).network_files(kind)[-1] for path in (one, other))
         assert (mine.name, mine.read_bytes()) == (its.name, its.read_bytes())

@@ -52,6 +52,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"  # a line per policy update
         self.episodes = self.path / "episodes.jsonl"  # a line per episode of an env
         self.summary = self.path / "summary.json"  # the final table
+        self.answers = self.path / "test_answers.npz"  # of hosts of the last rounds, by test sample
         self.evaluation = self.path / "evaluation.json"  # result of an evaluation
         self.best = self.path / "best.pt"  # the policy that played the best round so far
         self.networks = self.path / "networks"  # the folder of grown networks

@@ -89,6 +89,9 @@ def _senseless(progress: Mapping, place: str) -> str:
     for hosts in progress["recent"]:
         if len({len(hosts[name]) for name in rows}) > 1 or not hosts["accuracies"]:
             return f"{place}.recent has lists of different lengths"
+        answers = hosts["answers"]
+        if answers is not None and [answers.ndim, *answers.shape[:1]] != [2, len(hosts["alpha"])]:
+            return f"{place}.recent has answers {list(answers.shape)}"
         if len({len(row) for name in rows[3:] for row in hosts[name]}) > 1:
             return f"{place}.recent has hosts of different numbers of slots"
     return ""

@@ -8,9 +8,11 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from rich import box
 from rich.table import Table
+from torch import Tensor
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
@@ -34,7 +36,12 @@ from esper_soa.training.loop.task_files import write_world_versions
 from esper_soa.training.results.final_table import as_text
 from esper_soa.training.results.final_test import with_test
 from esper_soa.training.results.progress import LOGGER, Progress, show
-from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
+from esper_soa.training.results.statistics import (
+    Interval,
+    estimate,
+    paired_answers,
+    percent_right,
+)
 
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that
 # training met.
@@ -46,6 +53,7 @@ TABLE_COLUMNS = {  # fields of Scores: titles, and how the numbers are written
     "net": ("test - rent", ".2f"),
     "reward": ("reward", "+.2f"),
 }
+TESTED = ("test_accuracy", "net")  # of which the answers to each test sample are known
 
 
 class Scores(NamedTuple):
@@ -56,6 +64,12 @@ class Scores(NamedTuple):
     parameters: list[float]  # those of host and live seeds at the last env-step
     net: list[float]  # test accuracy minus rent
     reward: list[float]  # sum over the episode
+    answers: np.ndarray | None = None  # to each test sample, see `estimate`; None: not known
+
+    @property
+    def numbers(self) -> dict[str, list[float]]:
+        """Those of the table."""
+        return {field: getattr(self, field) for field in TABLE_COLUMNS}
 
 
 class Verdict(NamedTuple):
@@ -84,6 +98,7 @@ def build_agent(name: str, settings: PolicyConfig, world: World, checkpoint_run:
 def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
     """Play `episodes` episodes of every env."""
     scores = Scores([], [], [], net=[], reward=[])
+    answers = list[Tensor]()
     for episode in range(episodes):
         request = Round(episode, progress, label)
         result = with_test(world, play_round(world, Player(agent, None), request)[0])
@@ -93,17 +108,25 @@ def score(world: World, agent: Agent, episodes: int, progress: Progress, label: 
         scores.reward.extend(result.rewards)
         rents = world.final_rents(result.parameters, result.train_flop, result.settings)
         scores.net.extend(map(sub, result.test_accuracies, rents))
-    return scores
+        answers += [] if result.answers is None else [result.answers]
+    return scores._replace(
+        answers=percent_right(torch.cat(answers).numpy(), world.data.spec.num_targets)
+    )
 
 
 def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
     """Means and intervals of every policy, each set against the first."""
-    first = next(iter(scores.values())).net
+    first = next(iter(scores.values()))
     verdicts: list[Verdict] = []
     for name, policy_scores in scores.items():
-        samples = policy_scores._asdict()
-        means = {field: mean_interval(row, cfg.confidence) for field, row in samples.items()}
-        lead = difference_interval(policy_scores.net, first, cfg.confidence) if verdicts else None
+        known = policy_scores.answers
+        means = {
+            field: estimate(values, cfg.confidence, known if field in TESTED else None).interval
+            for field, values in policy_scores.numbers.items()
+        }
+        less = list(map(sub, policy_scores.net, first.net))
+        answers = paired_answers(known, first.answers)
+        lead = estimate(less, cfg.confidence, answers).interval if verdicts else None
         verdicts.append(Verdict(name, means, lead))
     return verdicts
 
@@ -125,7 +148,7 @@ def write_results(path: Path, facts: dict, scores: dict[str, Scores], found: lis
         verdict.policy: {
             "means": {field: interval._asdict() for field, interval in verdict.means.items()},
             "net_less_first": None if verdict.lead is None else verdict.lead._asdict(),
-            "samples": scores[verdict.policy]._asdict(),
+            "samples": scores[verdict.policy].numbers,
         }
         for verdict in found
     }
@@ -191,7 +214,8 @@ def evaluate_task(
     }
     amount = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
     title = f"{world.setup.task.host_name} on {world.data.name}: {amount}"
-    confidence = f"means with {cfg.confidence:.0%} t intervals"
+    over = f"over hosts, of test scores over hosts and test {world.data.spec.name}"
+    confidence = f"means with {cfg.confidence:.0%} t intervals {over}"
     text = f"{title}, {confidence}\n{as_text(verdict_table(verdicts))}"
     with session.write_errors.attempt(session.folder.evaluation.name):
         write_results(session.folder.evaluation, facts, scores, found=verdicts)

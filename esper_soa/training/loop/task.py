@@ -205,9 +205,10 @@ class TaskRun:
                     settings=grown.settings,
                     all_flop=list(played.all_flop) or unknown,
                     num_steps=played.num_steps,
+                    answers=[] if played.answers is None else list(played.answers.cpu().numpy()),
                 )
             )
-        return HostScore(name, episodes)
+        return HostScore(name, episodes, self.world.data.spec.num_targets)
 
     def summarise(self) -> Summary:
         """The record of the final table and of summary.json."""

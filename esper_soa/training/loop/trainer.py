@@ -28,6 +28,7 @@ from esper_soa.training.loop.collect import Round, play_round
 from esper_soa.training.loop.run import Run
 from esper_soa.training.loop.task import TaskRun
 from esper_soa.training.results import final_table
+from esper_soa.training.results.answers import write_answers
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.training.results.progress import LOGGER, Progress
 
@@ -229,6 +230,8 @@ def finish_run(run: Run) -> list[final_table.Summary]:
         return summaries
     session = run.session
     for task, summary in zip(run.tasks.values(), summaries, strict=True):
+        with task.session.write_errors.attempt(task.folder.answers.name):
+            write_answers(task.folder.answers, summary.grown, summary.controls)
         with task.session.write_errors.attempt(task.folder.summary.name):
             final_table.write_summary(summary, task.folder.summary)
         final_table.print_summary(summary, session.console)

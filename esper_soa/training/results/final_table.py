@@ -13,6 +13,7 @@ from rich.table import Table
 from esper_soa.config.nets import DATA_NAME
 from esper_soa.system.json_lines import Json, write_json
 from esper_soa.training.results.progress import duration, show
+from esper_soa.training.results.statistics import source_words
 from esper_soa.training.results.verdict import (
     BUDGET_WORDS,
     CONFIDENCE_LEVEL,
@@ -125,9 +126,13 @@ def write_summary(summary: Summary, path: Path) -> None:
 
 
 def _score(score: HostScore) -> dict[str, Json]:
-    """The episodes of hosts, beside them the last, and their figures."""
-    last = asdict(score.episodes[-1])
-    return asdict(score) | last | score.figures | {"env_steps": score.env_steps}
+    """The episodes of hosts, beside them the last, and their figures; without answers."""
+    episodes = [
+        {name: values for name, values in vars(episode).items() if name != "answers"}
+        for episode in score.episodes
+    ]
+    facts: dict[str, Json] = {"name": score.name, "episodes": episodes}
+    return facts | episodes[-1] | score.figures | {"env_steps": score.env_steps}
 
 
 def _control(summary: Summary, control: HostScore) -> dict[str, Json]:
@@ -137,9 +142,13 @@ def _control(summary: Summary, control: HostScore) -> dict[str, Json]:
     unknown = dict.fromkeys(("low", "high")) if comparison.pairs < 2 else {}
     names = ("test_accuracy", "net", "test_loss")
     intervals = {name: getattr(comparison, name)._asdict() | unknown for name in names}
-    facts: dict[str, Json] = {"confidence": CONFIDENCE_LEVEL, "outcome": comparison.outcome}
+    source = source_words("hosts", comparison.sampled and summary.samples)
+    facts: dict[str, Json] = {"confidence": CONFIDENCE_LEVEL, "source": source}
+    facts["outcome"] = comparison.outcome
+    record = comparison._asdict() | intervals
+    del record["sampled"]  # as the source says
     return _score(control) | {
-        "difference": facts | comparison._asdict() | intervals,
+        "difference": facts | record,
         "verdict": verdict(comparison, control.name, equal=summary.equal),
     }
 
@@ -288,8 +297,11 @@ def verdict_lines(summary: Summary) -> list[str]:
         comparison = compare(summary.grown, control)
         interval = "none, as there is but one pair of hosts to compare"
         if comparison.pairs > 1:
-            over = f"{comparison.pairs} paired differences, over hosts and episodes"
+            source = source_words("hosts", comparison.sampled and samples)
+            over = f"{comparison.pairs} paired differences, over {source}"
             interval = f"{CONFIDENCE_LEVEL:.0%} t interval of {over}"
+            if summary.perplexity and comparison.sampled:
+                interval += "; of the loss over hosts alone"
         work = f"{control.env_steps} env-steps on the same seeds, data order and {samples}"
         lines += [f"control  {control_text(control.name)}: {work}", f"interval {interval}"]
         if comparison.left_out:

@@ -3,6 +3,7 @@ round.
 """
 
 import torch
+from torch import Tensor
 
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
@@ -16,12 +17,14 @@ AT_ONCE = 256  # test samples of a pass, at least
 
 def with_test(world: World, result: RoundResult) -> RoundResult:
     """The result with the test scores of its hosts, whose weights `world` still holds."""
-    accuracies, losses = measure_test(world, result.hosts)
-    return result._replace(test_accuracies=accuracies, test_losses=losses)
+    accuracies, losses, answers = measure_test(world, result.hosts)
+    return result._replace(test_accuracies=accuracies, test_losses=losses, answers=answers)
 
 
-def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[float]]:
-    """Accuracies (percent) and losses (nats, mean over the targets) of N hosts with all seeds on.
+def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[float], Tensor]:
+    """Accuracies (percent) and losses (nats, mean over the targets) of N hosts with all seeds on,
+    and the right targets of each of J test samples [N, J], -1 where a host has other samples: int8
+    where that holds them, else int16.
 
     hosts: those of all envs of the run as they were last measured. The samples go through in passes
     of as many as a validation pass has, so that an engine which keeps steps has one for both.
@@ -44,14 +47,21 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     correct = torch.zeros(len(stage), dtype=STATE_FLOAT, device=world.device)
     loss = torch.zeros_like(correct)
     targets = world.data.spec.num_targets
+    samples = len(world.data.test_labels)
+    answers = torch.full((len(stage), samples + 1), -1, dtype=torch.int16, device=world.device)
     for part in order.split(size, dim=-1):
         feed = world.data.test(part, world.dtype)
-        report = engine.validate(setup, world.weights, alpha, active, feed)
+        found = answers.new_zeros(len(stage), part.shape[-1])
+        report = engine.validate(setup, world.weights, alpha, active, feed, answers=found)
+        # those of no sample go to the last column
+        answers.scatter_(1, torch.where(part < 0, samples, part).expand_as(found), found)
         count = (part >= 0).sum(-1) * targets
         right = (report.accuracy[:, 0] / 100 * count).round()
         # nothing is known of hosts that have no samples in this pass
         correct += torch.where(count > 0, right, 0.0)
         loss += torch.where(count > 0, report.loss * count, 0.0)
     total = (order >= 0).sum(-1) * targets
-    accuracies, losses = world.reduction.gather([100.0 * correct / total, loss / total])
-    return accuracies.tolist(), losses.tolist()
+    answers = answers[:, :-1].to(torch.int8 if targets < 2**7 else torch.int16)
+    scores = 100.0 * correct / total, loss / total, answers
+    accuracies, losses, answers = world.reduction.gather(scores)
+    return accuracies.tolist(), losses.tolist(), answers.cpu()

@@ -71,6 +71,7 @@ class RoundResult(NamedTuple):
     hosts: HostStates  # every host as it was last measured
     test_accuracies: Sequence[float] = ()  # per env, percent; none where not measured
     test_losses: Sequence[float] = ()  # per env, nats; likewise
+    answers: Tensor | None = None  # int8 or int16 [N, J], see final_test.py; likewise
     # By dotted name of each setting that differs by env: its values.
     settings: EnvSettings = NO_SETTINGS
     warning: str = ""  # about rewards that are not finite, where there are any

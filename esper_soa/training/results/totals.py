@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.topology import Topology
@@ -26,6 +27,7 @@ class FinalHosts:
     settings: dict[str, list[float | str]] = field(default_factory=dict)  # see RoundResult
     num_steps: list[int] = field(default_factory=list)  # env-steps; none in earlier checkpoints
     all_flop: list[float] = field(default_factory=list)  # likewise
+    answers: Tensor | None = None  # see RoundResult; None where not measured
 
     @classmethod
     def of(cls, result: RoundResult) -> "FinalHosts":
@@ -42,6 +44,7 @@ class FinalHosts:
             settings={name: list(values) for name, values in result.settings.items()},
             num_steps=result.num_steps,
             all_flop=result.all_flop,
+            answers=result.answers,
         )
 
     @property

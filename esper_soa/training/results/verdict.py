@@ -4,15 +4,24 @@ A host whose accuracy is not finite is left out, and so is its pair. Needs no to
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, compress
-from operator import itemgetter
+from operator import itemgetter, sub
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
+
 from esper_soa.config.registry import name_in
-from esper_soa.training.results.statistics import Interval, difference_interval
+from esper_soa.training.results.statistics import (
+    Estimate,
+    Interval,
+    estimate,
+    paired_answers,
+    percent_right,
+)
 
 CONFIDENCE_LEVEL = 0.95  # confidence of the intervals
 CONTROL_WORDS = {
@@ -60,6 +69,8 @@ class Episode:
     # FLOP of training and of validation, each alpha row as a pass of the whole network.
     all_flop: list[float] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)  # env-steps
+    # Right targets of each test sample, [J] by env, -1 = none of its data set; empty: not known.
+    answers: Sequence[np.ndarray] = field(default_factory=list, compare=False)
 
     @property
     def configurations(self) -> list[Configuration]:
@@ -81,6 +92,7 @@ class HostScore:
 
     name: str  # name of the policy or control
     episodes: list[Episode]  # oldest first, at least one
+    num_targets: int = 1  # of a test sample
 
     @cached_property
     def figures(self) -> dict[str, float]:
@@ -111,7 +123,7 @@ class HostScore:
         episodes = [
             part for part in (episode.part(wanted) for episode in self.episodes) if part.parameters
         ]
-        return HostScore(self.name, episodes)
+        return replace(self, episodes=episodes)
 
     @property
     def env_steps(self) -> int:
@@ -121,6 +133,15 @@ class HostScore:
     def flat(self, name: str) -> list[float]:
         """The field `name` of all episodes, one after the other."""
         return [value for episode in self.episodes for value in vars(episode)[name]]
+
+    def answers(self, kept: Sequence[bool]) -> np.ndarray | None:
+        """Percent of the targets of each test sample [R, J] that the hosts for which `kept` is true
+        have right, NaN where one has not met it; None where it is not known.
+        """
+        rows = [row for episode in self.episodes for row in episode.answers]
+        if len(rows) != len(kept) or not any(kept):
+            return None
+        return percent_right(np.array(list(compress(rows, kept))), self.num_targets)
 
     def mean(self, name: str) -> float:
         """The mean of the finite values of a field; NaN where there are none."""
@@ -133,7 +154,9 @@ class Comparison(NamedTuple):
 
     test_accuracy: Interval  # percent points
     net: Interval  # the same of test accuracy less rent
-    test_loss: Interval  # nats
+    test_loss: Interval  # nats, over hosts alone
+    p: float  # of the difference in test accuracy being 0, of the same t as its interval
+    sampled: bool  # whether the first two are over test samples too, as answers to each are known
     pairs: int  # hosts times episodes that both sides have a finite test accuracy of
     left_out: int  # pairs that they have not
     parameters: float  # ratio of the means
@@ -148,22 +171,28 @@ class Comparison(NamedTuple):
 
 
 def compare(grown: HostScore, control: HostScore) -> Comparison:
-    """Paired differences with t intervals; of one pair they are infinite, of none NaN."""
+    """Paired differences with t intervals over hosts and test samples, where the answers to each
+    are known; of one pair they are infinite, of none NaN.
+    """
     pairs = zip(grown.flat("test_accuracies"), control.flat("test_accuracies"), strict=True)
     both_finite = [math.isfinite(first) and math.isfinite(other) for first, other in pairs]
+    answers = paired_answers(*(side.answers(both_finite) for side in (grown, control)))
 
-    def difference(name: str) -> Interval:
-        first, other = (list(compress(side.flat(name), both_finite)) for side in (grown, control))
-        unknown = Interval(math.nan, math.nan, math.nan)
-        return difference_interval(first, other, CONFIDENCE_LEVEL) if first else unknown
+    def difference(name: str, answers: np.ndarray | None = None) -> Estimate:
+        first, other = (compress(side.flat(name), both_finite) for side in (grown, control))
+        values = list(map(sub, first, other))
+        return estimate(values, CONFIDENCE_LEVEL, answers)
 
     def ratio(name: str) -> float:
         return grown.figures[name] / control.figures[name] if control.figures[name] else math.nan
 
+    accuracy = difference("test_accuracies", answers)
     return Comparison(
-        difference("test_accuracies"),
-        difference("nets"),
-        difference("test_losses"),
+        accuracy.interval,
+        difference("nets", answers).interval,  # no test sample changes the rent
+        difference("test_losses").interval,
+        p=accuracy.p,
+        sampled=accuracy.sampled,
         pairs=sum(both_finite),
         left_out=len(both_finite) - sum(both_finite),
         parameters=ratio("size"),

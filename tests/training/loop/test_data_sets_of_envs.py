@@ -19,6 +19,7 @@ from esper_soa.nets.data.images import cut_batch
 from esper_soa.runtime.memory import needs
 from esper_soa.training.files.run_folder import RunFolder, write_config
 from esper_soa.training.loop.build import build_world, make_setup
+from esper_soa.training.results.answers import GROWN, read_answers
 from esper_soa.training.start.runs import open_run
 from tests.builders import user_files
 from tests.builders.equal_runs import assert_equal_runs, settings
@@ -71,6 +72,22 @@ def test_each_env_ends_as_in_a_run_on_its_set_alone(whole: Path, alone: dict[str
                 assert mine["settings"] == {DATA_NAME: ["synthetic", "fashion32", "synthetic"]}
                 for of in mine.keys() - {"settings"}:
                     assert mine[of][place::2] == its[of][place::2], (name, side, of)
+        answers, its_answers = (
+            read_answers(RunFolder(path).answers) for path in (whole, alone[name])
+        )
+        first = place * TESTED["synthetic"]
+        for of, rows in its_answers.right.items():
+            assert rows.shape == (2, 3, TESTED[name])
+            own = np.full((*rows[:, place::2].shape[:2], sum(TESTED.values())), -1)
+            own[..., first : first + TESTED[name]] = rows[:, place::2]
+            assert np.array_equal(answers.right[of][:, place::2], own)
+        hosts = np.arange(3) % 2 == place
+        mean = answers.means(GROWN, np.array([hosts] * 2))
+        assert mean is not None
+        assert mean == pytest.approx(its_answers.right[GROWN][:, place::2].mean((0, 1)) * 100)
+    assert answers.means(GROWN) is None, "hosts have met different images"
+    (difference,) = (control["difference"] for control in both["controls"])
+    assert difference["source"] == "hosts and test images"
 
 
 def test_a_list_of_one_set_is_that_set(tmp_path: Path) -> None:

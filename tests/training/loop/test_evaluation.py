@@ -253,7 +253,7 @@ def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None
             one.policy: {
                 "means": {name: mean._asdict() for name, mean in one.means.items()},
                 "net_less_first": None if one.lead is None else one.lead._asdict(),
-                "samples": both[one.policy]._asdict(),
+                "samples": both[one.policy].numbers,
             }
             for one in verdicts
         },

@@ -149,6 +149,7 @@ def test_the_control_of_several_rounds_is_that_of_the_undisturbed_run_whenever_t
     fresh(settings("random", **(asked | {"rounds": 2, "control": "none"})), parts)
     summary = resumed(settings("random", **asked), parts)
     assert_equal_runs(whole, parts, rounds=3)
+    assert RunFolder(whole).answers.read_bytes() == RunFolder(parts).answers.read_bytes()
     assert len(summary.controls[0].episodes) == 2
     assert (summary.grown, summary.controls) == (undisturbed.grown, undisturbed.controls)
     with pytest.raises(UserError, match="control_rounds: 2 -> 4"):

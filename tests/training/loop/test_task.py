@@ -80,6 +80,7 @@ def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -
         summaries = [json.loads((one / "summary.json").read_text()) for one in (mine, its)]
         for part in ("grown", "controls"):
             assert summaries[0][part] == summaries[1][part]
+        assert RunFolder(mine).answers.read_bytes() == RunFolder(its).answers.read_bytes()
         for kind in ("best", "hosts"):
             files = [RunFolder(one).network_files(kind)[-1] for one in (mine, its)]
             assert files[0].read_bytes() == files[1].read_bytes()

@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from esper_soa.training.results.final_table import (
     Pareto,
@@ -112,7 +114,7 @@ trial: cifar_baseline on fashion32 (embedded), policy ppo, cpu
 measured 2 hosts x 1 episode (the last round), each on all 2,000 test images
 chosen   best host by accuracy on V=128 of 1,000 validation images, which rewards see too
 control  without growth: 10 env-steps on the same seeds, data order and images
-interval 95% t interval of 2 paired differences, over hosts and episodes
+interval 95% t interval of 2 paired differences, over hosts
 seeds    9 germinated, 6 blended, 4 fossilized, 2 pruned
 reward   -1.25 per episode in the last of 3 rounds
 outcome  4 episodes on the Pareto front of accuracy, stability and size, hypervolume 43.12
@@ -230,6 +232,7 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
     }
     assert control["difference"] == {
         **{"confidence": 0.95, "outcome": "unclear", "pairs": 2, "left_out": 0},
+        **{"source": "hosts", "p": pytest.approx(2 * stats.t.sf(3, 1))},
         **{"parameters": 7500.5 / 6418, "train_flop": 2.0},
     }
     assert "that this run could show: +3.00 points" in control["verdict"]
@@ -254,6 +257,24 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
     assert record["configurations"] == []
     speed = {"env_steps": 30, "seconds": 12.0, "train_samples": 256, "val_samples": 128}
     assert record["speed"] == speed | {"alpha_rows": 2.5, "eps": 2.5}
+
+
+def test_intervals_say_that_they_are_over_test_samples_and_that_of_the_loss_is_not(
+    tmp_path: Path,
+) -> None:
+    def answered(side: HostScore, rows: list[list[int]]) -> HostScore:
+        episodes = [replace(episode, answers=np.array(rows)) for episode in side.episodes]
+        return replace(side, episodes=episodes, num_targets=4)
+
+    grown = answered(SUMMARY.grown, [[4, 0, 2], [3, 1, 2]])
+    controls = [answered(SUMMARY.controls[0], [[1, 0, 2], [1, 1, 2]])]
+    told = replace(SUMMARY, grown=grown, controls=controls, samples="sequences")
+    over = "interval 95% t interval of 2 paired differences, over hosts and test sequences"
+    assert f"{over}\n" in shown(told)
+    assert f"{over}; of the loss over hosts alone\n" in shown(replace(told, perplexity=True))
+    write_summary(told, tmp_path / "summary.json")
+    record = json.loads((tmp_path / "summary.json").read_text())
+    assert record["controls"][0]["difference"]["source"] == "hosts and test sequences"
 
 
 def configured() -> Summary:

@@ -7,10 +7,11 @@ import torch
 
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.nets import DataConfig
+from esper_soa.grown.networks import export_hosts
 from esper_soa.state import STATE_FLOAT
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.results import final_test
-from esper_soa.training.results.final_test import measure_test
+from esper_soa.training.results.final_test import measure_test, with_test
 from tests.builders.tiny_world import CPU, random_round, tiny_settings
 
 
@@ -40,3 +41,23 @@ def test_hosts_are_measured_as_they_were_at_the_last_env_step(
     assert measure_test(world, result.hosts)[0] != found.tolist()
     for name, rows in world.weights.flatten_keys(".").items():
         assert torch.equal(rows, before[name])
+
+
+@pytest.mark.parametrize("engine", ["torch", "native"])
+def test_answers_are_those_of_the_grown_networks_sample_by_sample(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(final_test, "AT_ONCE", 4)
+    cfg = replace(tiny_settings(6, 3, 20), val_samples=4)
+    cfg.compute.engine = engine
+    data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=11)
+    world = build_world(replace(cfg, data=data), CPU)
+    result = with_test(world, random_round(world))
+    assert result.answers is not None
+    assert result.answers.dtype == torch.int8
+    inputs, labels = world.data.samples("test", torch.arange(11))
+    hosts = export_hosts(world, result.hosts, 1, envs=range(6))
+    for host, answers, accuracy in zip(hosts, result.answers, result.test_accuracies, strict=True):
+        right = host.network()(inputs).argmax(1) == labels
+        assert answers.tolist() == right.long().tolist()
+        assert accuracy == 100 * int(answers.sum()) / 11

@@ -1,11 +1,13 @@
 """Did growth pay? The sentence follows the interval, whatever the control."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from esper_soa.config.settings import CONTROLS
-from esper_soa.training.results.statistics import Interval
+from esper_soa.training.results.statistics import Interval, estimate
 from esper_soa.training.results.verdict import (
     CONTROL_WORDS,
     Comparison,
@@ -109,6 +111,33 @@ def test_rounds_are_paired_in_their_order_and_net_of_rent_is_a_difference_of_its
     )
 
 
+def test_intervals_of_accuracies_are_over_hosts_and_test_samples_where_answers_are_known() -> None:
+    right = np.array([[[1, 2, 0, -1], [2, 2, -1, 1]], [[2, 1, 1, -1], [0, 1, -1, 2]]])
+    left = np.array([[[1, 0, 0, -1], [2, 1, -1, 1]], [[0, 1, 0, -1], [0, 0, -1, 1]]])
+    sides = []
+    for name, answers in (("ppo", right), ("wait", left)):
+        means = [[50 * row[row >= 0].mean() for row in rows] for rows in answers]
+        side = score(name, *means)
+        episodes = [
+            replace(episode, answers=rows)
+            for episode, rows in zip(side.episodes, answers, strict=True)
+        ]
+        sides.append(HostScore(name, episodes, num_targets=2))
+    found = compare(*sides)
+    met = np.where(right < 0, np.nan, 50.0 * (right - left)).reshape(4, 4)
+    wanted = estimate(np.nanmean(met, 1).tolist(), 0.95, met)
+    assert found.test_accuracy == found.net == pytest.approx(wanted.interval)
+    assert (found.p, found.sampled) == (pytest.approx(wanted.p), True)
+    assert not compare(sides[0], without_answers(sides[1])).sampled
+    lost = replace(sides[0].episodes[0], test_accuracies=[math.nan, 50.0])
+    kept = compare(replace(sides[0], episodes=[lost, sides[0].episodes[1]]), sides[1])
+    assert (kept.pairs, kept.sampled) == (3, True)
+
+
+def without_answers(side: HostScore) -> HostScore:
+    return replace(side, episodes=[replace(episode, answers=[]) for episode in side.episodes])
+
+
 def test_an_infinite_accuracy_takes_its_pair_along() -> None:
     found = compare(score("ppo", [51.0, math.inf, 53.0]), score("wait", [50.0, 50.0, math.nan]))
     assert (found.pairs, found.left_out, found.test_accuracy.mean) == (1, 2, 1.0)
@@ -144,7 +173,7 @@ def test_ratios_are_told_as_finely_as_they_say_something(ratio: float, text: str
 def test_an_interval_decides_and_not_the_mean_alone() -> None:
     def outcome(low: float, high: float, pairs: int = 5) -> str:
         interval = Interval((low + high) / 2, low, high)
-        return Comparison(interval, interval, interval, pairs, 0, 1.0, 1.0).outcome
+        return Comparison(interval, interval, interval, 0.5, False, pairs, 0, 1.0, 1.0).outcome
 
     assert [outcome(0.1, 3), outcome(-3, -0.1)] == ["gained", "lost"]
     assert [outcome(-0.1, 3), outcome(0.0, 3), outcome(-3, 0.0)] == ["unclear"] * 3

@@ -151,6 +151,8 @@ def test_two_ranks_play_and_learn_what_one_process_does(
     summaries = [json.loads((path / "summary.json").read_text()) for path in (alone, shared)]
     for part in ("grown", "controls"):
         assert summaries[0][part] == summaries[1][part]
+    answers = [RunFolder(path).answers.read_bytes() for path in (alone, shared)]
+    assert answers[0] == answers[1]
     for name in ("best", "hosts"):
         files = [RunFolder(path).network_files(name) for path in (alone, shared)]
         assert [path.name for path in files[0]] == [path.name for path in files[1]]

@@ -1,4 +1,4 @@
-"""Exact tests of ranks, and the correction for a family of tests.
+"""Exact tests of ranks.
 
 scipy's exact tests take ties by trying all permutations alone, which are too many from 20 values
 on. Needs no torch.
@@ -56,12 +56,3 @@ def _two_sided(ways: np.ndarray, total: int) -> float:
     """Twice the share of the `ways`, by their sums, that lie as far out as the sum `total`."""
     tail = min(ways[: total + 1].sum(), ways[total:].sum())
     return min(1.0, 2 * float(tail / ways.sum()))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p values of a family of tests, raised to bound any false finding's chance (Holm 1979)."""
-    order = np.argsort(p_values)
-    raised = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.maximum.accumulate(raised.clip(max=1.0))
-    return adjusted.tolist()
