@@ -1,28 +1,35 @@
-"""The comparison of groups of runs: paired by seed, against the first, by exact tests.
+"""The comparison of groups of runs: paired by random seed, against the first, by t tests.
 
-A seed counts as one: its hosts are played by one policy on one data order. Needs no torch.
+A random seed counts as one: its hosts are played by one policy on one data order. Needs no torch.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from operator import sub
 from statistics import stdev
 from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.lab.rank_tests import holm, signed_rank, sum_shares
 from esper_soa.lab.run_folders import MEASURES
 from esper_soa.system.json_lines import Json
-from esper_soa.training.results.statistics import Interval, mean_interval
+from esper_soa.training.results.statistics import (
+    Interval,
+    detectable,
+    estimate,
+    holm,
+    paired_answers,
+)
 
 CONFIDENCE = 0.95  # of the intervals
 SIGNIFICANCE = 0.05  # of p values that are corrected for the number of comparisons
-STUDY_POWER = 0.8  # with which `detectable` is found
-SIMULATED_STUDIES = 20_000  # drawn to find it
-# by group, then by measure, a number per seed
+STUDY_POWER = 0.8  # of the least difference that a study is said to find
+# by group, then by measure, a number per random seed
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
+# By group, percent of the targets of each test sample that hosts have right, mean over hosts: a row
+# per random seed; None where it is not known.
+SampleMeans = Mapping[str, np.ndarray | None]
+NO_SAMPLES: SampleMeans = {}
 
 
 class MeasureComparison(NamedTuple):
@@ -31,11 +38,13 @@ class MeasureComparison(NamedTuple):
     group: str
     reference: str
     measure: str
-    differences: tuple[float, ...]  # by seed, percent points
+    differences: tuple[float, ...]  # by random seed, percent points
     interval: Interval  # of their mean, for CONFIDENCE
-    p: float  # exact two-sided signed rank test
+    p: float  # two-sided, of the same t
     corrected: float  # p by Holm, over all comparisons of the study
     comparisons: int
+    least: float  # percent points that such a study finds with STUDY_POWER
+    sampled: bool  # whether test samples are a source of chance beside random seeds
 
     @property
     def effect(self) -> float:
@@ -57,11 +66,9 @@ class MeasureComparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """above or below where both the interval and the corrected test say so."""
-        if self.corrected < SIGNIFICANCE and self.interval.low > 0:
-            return "above"
-        if self.corrected < SIGNIFICANCE and self.interval.high < 0:
-            return "below"
+        """above or below where the corrected test says so."""
+        if self.corrected < SIGNIFICANCE:
+            return "above" if self.interval.mean > 0 else "below"
         return "no difference shown"
 
     @property
@@ -70,13 +77,10 @@ class MeasureComparison(NamedTuple):
         if self.verdict != "no difference shown":
             return ""
         seeds = len(self.differences)
-        least = fewest_seeds(self.comparisons)
-        if seeds < least:
-            over = f"at {SIGNIFICANCE:.0%} over {self.comparisons} comparisons"
-            return f"{seeds} seeds cannot show any difference {over}: take {least} or more"
-        effect = self.spread * detectable(seeds, self.comparisons)
-        share = f"{effect:.2f} points in {STUDY_POWER:.0%} of studies"
-        return f"{seeds} seeds find a difference of {share}; smaller ones stay open"
+        if seeds < 2:
+            return "a single random seed cannot show any difference: take 2 or more"
+        share = f"{self.least:.2f} points in {STUDY_POWER:.0%} of studies"
+        return f"{seeds} random seeds find a difference of {share}; smaller ones stay open"
 
     def record(self) -> dict[str, Json]:
         """The fields of a comparison in compare.json."""
@@ -86,8 +90,11 @@ class MeasureComparison(NamedTuple):
         return fields | values | {"power": self.power}
 
 
-def compare_groups(groups: Numbers) -> list[MeasureComparison]:
-    """Every group against the first in every measure; ValueError where groups differ in seeds."""
+def compare_groups(groups: Numbers, samples: SampleMeans = NO_SAMPLES) -> list[MeasureComparison]:
+    """Every group against the first in every measure; ValueError where groups differ in seeds.
+
+    samples: where both groups have met as many, test samples are a source of chance as well.
+    """
     first, *others = groups
     sizes = {len(values) for group in groups.values() for values in group.values()}
     if len(sizes) != 1:
@@ -95,50 +102,25 @@ def compare_groups(groups: Numbers) -> list[MeasureComparison]:
     rows = [(group, measure) for measure in MEASURES for group in others]
     pairs = [(groups[group][measure], groups[first][measure]) for group, measure in rows]
     differences = [tuple(map(sub, *pair)) for pair in pairs]
-    intervals = [mean_interval(paired, CONFIDENCE) for paired in differences]
-    p_values = [signed_rank(paired) for paired in differences]
-    columns = zip(rows, differences, intervals, p_values, holm(p_values), strict=True)
+    answers = {group: paired_answers(samples.get(group), samples.get(first)) for group in others}
+    found = [
+        estimate(paired, CONFIDENCE, answers[group])
+        for paired, (group, _) in zip(differences, rows, strict=True)
+    ]
+    corrected = holm([row.p for row in found])
+    columns = zip(rows, differences, found, corrected, strict=True)
     return [
         MeasureComparison(
             group,
             first,
             measure,
             differences=paired,
-            interval=interval,
-            p=p,
-            corrected=corrected,
+            interval=row.interval,
+            p=row.p,
+            corrected=p,
             comparisons=len(rows),
+            least=detectable(row, SIGNIFICANCE / len(rows), STUDY_POWER),
+            sampled=row.sampled,
         )
-        for (group, measure), paired, interval, p, corrected in columns
+        for (group, measure), paired, row, p in columns
     ]
-
-
-@lru_cache(maxsize=256)
-def detectable(seeds: int, comparisons: int = 1) -> float:
-    """The mean difference that a study of so many seeds finds with POWER, in standard deviations of
-    differences, which are normal.
-
-    By drawing: STUDIES studies, always the same, and the signed rank test at SIGNIFICANCE over the
-    number of comparisons, which is Holm's first step. Infinite where none could be significant.
-    """
-    if seeds < fewest_seeds(comparisons):
-        return math.inf
-    # the least sum of positive ranks that is significant, by the share of each sum or more
-    tails = sum_shares(range(1, seeds + 1))[::-1].cumsum()[::-1]
-    needed = int(np.argmax(2 * tails < SIGNIFICANCE / comparisons))
-    draws = np.random.default_rng(0).normal(size=(SIMULATED_STUDIES, seeds))
-    low = 0.0
-    high = 8.0
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        studies = draws + middle
-        ranks = np.abs(studies).argsort(1).argsort(1) + 1
-        power = (np.where(studies > 0, ranks, 0).sum(1) >= needed).mean()
-        low, high = (low, middle) if power >= STUDY_POWER else (middle, high)
-    return high
-
-
-def fewest_seeds(comparisons: int = 1) -> int:
-    """The number of seeds below which no difference is significant, not even one of every seed."""
-    # 2 / 2^n is the least p of n seeds
-    return math.floor(math.log2(2 * comparisons / SIGNIFICANCE)) + 1

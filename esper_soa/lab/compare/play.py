@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from esper_soa.lab.compare.lengths import Lengths, corrected
 from esper_soa.lab.compare.study import Runs, Study, planned_runs, table_runs, tuning_runs
 from esper_soa.lab.compare.tuning import ChosenValues, Tuning, tune
+from esper_soa.training.results.answers import stacked
 from esper_soa.training.results.progress import duration
+from esper_soa.training.results.verdict import Configuration
 
+NO_SAMPLES: Mapping[str, Mapping[int, np.ndarray | None]] = {}
 MOST_PLAYS = 3  # of a group at a budget, each with another length
 
 
@@ -25,6 +29,8 @@ class StudyTable(NamedTuple):
     # Runs.figures; of a group without a run that has ended, nothing.
     figures: Mapping[str, Mapping[int, Mapping[str, float]]]
     tunings: Mapping[str, Tuning]  # by group that was played
+    # By group and random seed as `figures`, those of Runs.samples.
+    samples: Mapping[str, Mapping[int, np.ndarray | None]] = NO_SAMPLES
 
     @property
     def choices(self) -> dict[str, ChosenValues]:
@@ -51,6 +57,14 @@ class StudyTable(NamedTuple):
         return {
             group: {name: [row[name] for row in columns] for name in columns[0]}
             for group, columns in rows.items()
+        }
+
+    @property
+    def answers(self) -> dict[str, np.ndarray | None]:
+        """By group, `samples` of the complete random seeds as rows."""
+        return {
+            group: stacked([played.get(seed) for seed in self.complete])
+            for group, played in self.samples.items()
         }
 
 
@@ -90,7 +104,8 @@ class StudyPlayer:
                 may_change = gflop > 0 and corrections_left > 0
                 changed = self.corrected(runs, tunings) if may_change else {}
                 runs |= changed
-        return StudyTable(gflop, self.figures(runs, tunings), tunings)
+        figures = self.figures(runs, tunings)
+        return StudyTable(gflop, figures, tunings, samples=self.samples(runs, tunings))
 
     def tune_groups(self, gflop: float) -> dict[str, Tuning]:
         """Choose values for all groups at a budget; without those of which a run fails."""
@@ -156,11 +171,31 @@ class StudyPlayer:
             group = study.finals.get(side, side)
             if group not in study.listed:
                 found[side] = {}
-            if group not in runs:
-                continue
-            values = tunings[group].choices[side].values if group in tunings else ()
-            for random_seed in study.random_seeds:
-                if (runs[group].place, random_seed) in self._ended:
-                    for name, row in runs[group].figures(random_seed, side, values).items():
-                        found.setdefault(name, {})[random_seed] = row
+            for part, values, random_seed in self.ended(side, runs, tunings):
+                for name, row in part.figures(random_seed, side, values).items():
+                    found.setdefault(name, {})[random_seed] = row
         return found
+
+    def samples(
+        self, runs: Mapping[str, Runs], tunings: Mapping[str, Tuning]
+    ) -> dict[str, dict[int, np.ndarray | None]]:
+        """The samples of StudyTable, of the runs by group."""
+        found: dict[str, dict[int, np.ndarray | None]] = {}
+        for side in self.study.groups:
+            for part, values, random_seed in self.ended(side, runs, tunings):
+                for name, row in part.samples(random_seed, side, values).items():
+                    found.setdefault(name, {})[random_seed] = row
+        return found
+
+    def ended(
+        self, side: str, runs: Mapping[str, Runs], tunings: Mapping[str, Tuning]
+    ) -> list[tuple[Runs, Configuration, int]]:
+        """The runs that have ended of which `side` is hosts, with its values and random seeds."""
+        group = self.study.finals.get(side, side)
+        values = tunings[group].choices[side].values if group in tunings else ()
+        seeds = self.study.random_seeds if group in runs else ()
+        return [
+            (runs[group], values, random_seed)
+            for random_seed in seeds
+            if (runs[group].place, random_seed) in self._ended
+        ]

@@ -7,10 +7,13 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
+
+import numpy as np
 
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.ranges import LIST_PATTERN
@@ -21,6 +24,7 @@ from esper_soa.system.console import KNOWN_ERRORS
 from esper_soa.system.plain_files import make_folder, read_text
 from esper_soa.system.signals import import_guard
 from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.results.answers import GROWN, read_answers
 from esper_soa.training.results.verdict import Configuration
 from esper_soa.training.start.begin import make_run_folder
 
@@ -153,11 +157,30 @@ class Runs(NamedTuple):
         if side in self.study.finals:
             score = next(control for control in summary["controls"] if control["name"] == FINAL)
         eps = {"eps": float(summary["speed"]["eps"])}
+        named = self._settings_by_name(summary, side, values)
+        return {name: _figures(score, wanted) | eps for name, wanted in named.items()}
+
+    def samples(
+        self, random_seed: int, side: str, values: Configuration = ()
+    ) -> dict[str, np.ndarray | None]:
+        """By the names of `figures`, the percent that their hosts have right of each test sample;
+        None where it is not known.
+        """
+        answers = read_answers(RunFolder(self.folder(random_seed)).answers)
+        array = FINAL if side in self.study.finals else GROWN
+        summary = self.summary(random_seed)
+        named = self._settings_by_name(summary, side, values)
+        masks = {name: _hosts(summary["grown"], wanted) for name, wanted in named.items()}
+        return {name: answers.means(array, np.array(mask)) for name, mask in masks.items()}
+
+    def _settings_by_name(
+        self, summary: Mapping, side: str, values: Configuration
+    ) -> dict[str, dict[str, float | str]]:
+        """The settings of the hosts of `figures`, by its names."""
         if self.group in self.study.listed:
             rows = [dict(part["settings"]) for part in summary["configurations"]]
-            return {_label(side, row): _figures(score, row) | eps for row in rows}
-        wanted = dict(values) if len(self.values) > 1 else {}
-        return {side: _figures(score, wanted) | eps}
+            return {_label(side, row): row for row in rows}
+        return {side: dict(values) if len(self.values) > 1 else {}}
 
 
 def _tuned(values: Sequence[Configuration]) -> list[str]:
@@ -174,15 +197,26 @@ def _label(side: str, settings: Mapping[str, object]) -> str:
     return " ".join([side, *(f"{name}={value}" for name, value in settings.items())])
 
 
+def _hosts(score: Mapping, wanted: Mapping[str, float | str]) -> list[list[bool]]:
+    """Whether hosts have the settings `wanted`, by episode."""
+    return [
+        [
+            all(episode["settings"][name][env] == wanted[name] for name in wanted)
+            for env in range(len(episode["parameters"]))
+        ]
+        for episode in score["episodes"]
+    ]
+
+
 def _figures(score: Mapping, wanted: Mapping[str, float | str]) -> dict[str, float]:
     """The means of FIGURES over hosts with the settings `wanted` and a number that is finite."""
     means = {}
+    hosts = _hosts(score, wanted)
     for name, key in FIGURES.items():
         found = [
             value
-            for episode in score["episodes"]
-            for env, value in enumerate(episode[key])
-            if all(episode["settings"][name][env] == wanted[name] for name in wanted)
+            for episode, mask in zip(score["episodes"], hosts, strict=True)
+            for value in compress(episode[key], mask)
         ]
         known = [float(value) for value in found if value is not None]
         means[name] = fmean(known) if known else math.nan

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from esper_soa.lab.compare import command as command
 from esper_soa.lab.compare.study import Runs, Study, table_runs
+from esper_soa.lab.report.text import p_value
 from esper_soa.lab.run_folders import MEASURES
 from esper_soa.system.errors import UserError
 from esper_soa.training.results.statistics import Interval
@@ -71,12 +72,14 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
         cells = [row["group"], "a", MEASURES[row["measure"]]]
         difference = Interval(row["mean"], row["low"], row["high"])
         cells += [difference.text(), f"{row['won']} of 2"]
-        cells += [effect, f"{row['p']:.3f}", f"{row['corrected']:.3f}", row["verdict"]]
+        cells += [effect, p_value(row["p"]), p_value(row["corrected"]), row["verdict"]]
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page
         assert row["power"] in page
     assert "over 2 random seeds that every group has played: differences" in page
     assert "corrected after Holm for 4 comparisons" in page
-    assert "Mann and Whitney" not in page
+    assert "p of paired t tests over random seeds and test samples, corrected" in page
+    headline = page[page.index("<h1>") : page.index("</h1>")]
+    assert headline.endswith("The comparisons of the study say what is sure.")
     assert not list((compared.folder / "study").rglob("random_seed_*/report.html"))
 
 
@@ -87,7 +90,8 @@ def test_groups_share_seeds_and_keep_runs(
     assert asked.random_seeds == (5, 9)
     assert "a random seed 9 ended: " in told
     assert "4 comparisons" in told
-    assert "2 seeds cannot show any difference" in told
+    assert "paired t tests over random seeds and test samples at 5%, 4 comparisons" in told
+    assert record["test"] == "paired t tests over random seeds and test samples"
     assert list(record["groups"]) == ["a", "b", "c"]
     for seed, order in ((5, ["a", "b", "c"]), (9, ["c", "b", "a"])):
         ends = {one: folder_of(asked, one, seed).joinpath("summary.json").stat() for one in order}
@@ -123,6 +127,7 @@ def test_a_list_for_envs_is_compared_by_configuration(tmp_path: Path) -> None:
         for first, group in enumerate(record["groups"].values()):
             own = tested[first::2]
             assert group["test_accuracy"][place] == pytest.approx(sum(own) / len(own))
+    assert all(row["sampled"] for row in record["comparisons"])
     assert {row["reference"] for row in record["comparisons"]} == {"a task.host_lr=0.01"}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from esper_soa.lab.compare.command import compare, study_of
 from esper_soa.lab.compare.lengths import LENGTHS_FILE, corrected, host_flop, length_at
 from esper_soa.lab.compare.study import FIGURES, GIGA, Runs, Study, table_runs
 from esper_soa.system.errors import UserError
+from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.start.runs import RecordedRun
 
 TINY = ["+experiment=smoke", "rounds=1", "envs=2", "train_samples=16", "val_samples=16"]
@@ -169,6 +171,17 @@ def test_numbers_are_of_the_hosts_with_the_values_of_the_side(tmp_path: Path) ->
         means = [mean + place for place in range(8)]
         means[2] = loss
         assert [*found.values()] == [*means, 6]
+    assert runs.samples(5, "grown", values[1]) == {"grown": None}, "there is no file of answers"
+    right = np.array([[[0, 1, 1], [0, 0, 1], [1, 1, 1], [0, 1, 0]]])
+    np.savez(RunFolder(runs.folder(5)).answers, grown=right, static_final=1 - right, targets=1)
+    for part, side, row, mean in (
+        (runs, "grown", values[1], [0, 50, 50]),
+        (runs, "final", values[0], [50, 0, 0]),
+        (runs._replace(values=values[:1]), "final", values[0], [75, 25, 25]),
+    ):
+        (samples,) = part.samples(5, side, row).values()
+        assert samples is not None
+        assert samples.tolist() == mean
 
 
 def test_the_folder_of_a_run_has_its_length_and_values_in_its_name(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_random_seeds_that_a_group_has_not_played_count_for_none(tmp_path: Path)
     ]
     assert found.pop("random_seeds") == [5, 7, 8]
     assert (found.pop("experiment"), found.pop("common")) == ("", ["rounds=1"])
+    assert found["test"] == "paired t tests over random seeds"
 
 
 def test_the_tables_tell_means_and_differences(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_the_tables_tell_means_and_differences(tmp_path: Path) -> None:
     assert "a 51.00 [38.29, 63.71] 50.00 [37.29, 62.71] 4 7,500 2.5 4.5 20.0" in told
     assert "b 53.00 [27.59, 78.41] 50.00 [37.29, 62.71] 4 7,500 2.5 4.5 5.5" in told
     rows = [line for line in told if line.startswith("b test accuracy")]
-    assert rows[0].startswith("b test accuracy +2.00 [-10.71, +14.71] 2/2 +0.00 0.500 1.000 no")
+    assert rows[0].startswith("b test accuracy +2.00 [-10.71, +14.71] 2/2 +0.00 0.295 0.590 no")
     assert rows[1].startswith("b test accuracy less rent +0.00 0/2 +0.00 1.000 1.000 no")
 
 
