@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from esper_soa.config.settings import flat_settings
-from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
-from esper_soa.lab.report.run_files import Record, RunRecord, Table, number, read_json
+from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs, study_of
+from esper_soa.lab.report.run_files import Record, RunRecord, Table, number
 from esper_soa.lab.report.text import UNKNOWN_NUMBER, format_number, p_value
-from esper_soa.lab.run_folders import COMPARISON_FILE, MEASURES
-from esper_soa.training.results.statistics import Interval
+from esper_soa.lab.run_folders import MEASURES
+from esper_soa.training.results.statistics import Interval, source_words
 
 MAX_COLUMNS = 12  # runs side by side in the table of differing settings
 # Columns of the table `rounds` that describe an update, with their titles.
@@ -18,8 +18,8 @@ UPDATE_COLUMNS = {
     "explained_variance": "explained variance of the critic (1 is perfect)",
     "kl": "divergence from the policy before (nats)",
 }
-PAIR_COLUMNS = "group|other|difference, same seeds (points)|p, exact"
-STUDY_DIFFERENCE = "difference (points)|seeds won|effect|p, exact|p after Holm"
+PAIR_COLUMNS = "group|other|random seeds|difference (points)|over|p"
+STUDY_DIFFERENCE = "difference (points)|seeds won|effect|p|p after Holm"
 
 
 def details(runs: Sequence[RunRecord]) -> str:
@@ -51,10 +51,8 @@ def details(runs: Sequence[RunRecord]) -> str:
 
 
 def comparisons(groups: Sequence[RunGroup]) -> str:
-    """Every pair of groups with its test, or what esper-compare found of runs that are all in
-    <study>/<group>/<seed>; empty of one group."""
-    folders = {run.path.resolve().parent.parent for group in groups for run in group.runs}
-    study = read_json(folders.pop() / COMPARISON_FILE) if len(folders) == 1 else {}
+    """Every pair of groups with its test, or what esper-compare found; empty of one group."""
+    study = study_of(groups)
     return _card("Comparisons", _study(study) if study else _pairs(groups))
 
 
@@ -97,12 +95,14 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
         return ""
     rows = []
     for pair in compared:
-        difference = pair.difference.text() if pair.difference else "not of the same seeds"
-        rows.append((pair.label, pair.other, difference, p_value(pair.p), p_value(pair.adjusted)))
+        found = pair.found
+        source = source_words("random seeds", found.sampled and "samples")
+        cells = [pair.label, pair.other, str(pair.seeds), found.interval.text(), source]
+        rows.append((*cells, p_value(found.p), p_value(pair.adjusted)))
     words = (
-        f"Differences are paired by seed, with intervals of {CONFIDENCE:.0%} (Student's t). p is "
-        "the exact test of Mann and Whitney, and in the last column corrected after Holm for the "
-        f"number of comparisons, {len(compared)}."
+        "Differences are paired by random seed, over two or more with which both groups ended. "
+        f"Intervals of {CONFIDENCE:.0%} and p are of the same t test; in the last column p is "
+        f"corrected after Holm for the number of comparisons, {len(compared)}."
     )
     return _about(words) + _table(f"{PAIR_COLUMNS}|p of {len(compared)} together", rows)
 
@@ -119,9 +119,9 @@ def _study(study: Record) -> str:
     )
     words = (
         f"By esper-compare, over {len(_listed(study, 'random_seeds'))} random seeds that every "
-        "group has played: differences paired by seed, intervals of "
-        f"{number(study, 'confidence') or 0:.0%} (Student's t), two-sided exact signed rank tests "
-        f"(Wilcoxon 1945), corrected after Holm for {len(rows)} comparisons. The effect is the "
+        "group has played: differences paired by random seed, intervals of "
+        f"{number(study, 'confidence') or 0:.0%}, p of {study.get('test') or 'signed rank tests'}, "
+        f"corrected after Holm for {len(rows)} comparisons. The effect is the "
         f"mean difference over its standard deviation, by Hedges.{''.join(powers)}"
     )
     return _about(words) + _table(

@@ -1,5 +1,5 @@
-"""Runs that differ in nothing but the seed belong together: groups by overrides, how each stands,
-and every pair of groups with its exact test.
+"""Runs that differ in nothing but the random seed belong together: groups by overrides, how each
+stands, and every pair of groups with its t test.
 
 A run counts with one number, the mean test accuracy of its hosts at the end; hosts of a run are not
 independent of each other. Runs that have not come to their end are left out, and counted. Needs no
@@ -10,11 +10,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from operator import sub
+from statistics import fmean
 from typing import NamedTuple
 
-from esper_soa.lab.rank_tests import holm, mann_whitney
-from esper_soa.lab.report.run_files import RunRecord, mean_of, number
-from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
+import numpy as np
+
+from esper_soa.lab.report.run_files import Record, RunRecord, mean_of, number, read_json
+from esper_soa.lab.run_folders import COMPARISON_FILE
+from esper_soa.training.results.answers import GROWN, stacked
+from esper_soa.training.results.statistics import (
+    Estimate,
+    Interval,
+    estimate,
+    holm,
+    paired_answers,
+)
 
 # Overrides that say where and how a run is done, or are repeated on purpose: they make no group.
 IGNORED_SETTINGS = re.compile(
@@ -55,11 +66,12 @@ class FinishedGroup(NamedTuple):
 
 
 class Pair(NamedTuple):
+    """Two groups, compared where both have ended with two random seeds or more."""
+
     label: str
     other: str
-    # Percent points, of runs of the same seed; None where the seeds are not the same.
-    difference: Interval | None
-    p: float  # of Mann and Whitney's exact test
+    seeds: int  # random seeds with which both have ended
+    found: Estimate  # percent points, the first group less the other, paired by random seed
     adjusted: float  # p for all comparisons together (Holm 1979)
 
 
@@ -98,12 +110,14 @@ def standings(groups: Sequence[RunGroup]) -> list[FinishedGroup]:
         ended = group.ended
         gains = [run.gain for run in ended if run.gain is not None]
         if ended:
+            answers = stacked([run.samples.get(GROWN) for run in ended])
+            gain = estimate(gains, CONFIDENCE, stacked([run.gain_by_sample for run in ended]))
             finished = FinishedGroup(
                 group.label,
                 len(ended),
                 len(group.runs) - len(ended),
-                accuracy=mean_interval(group.accuracies, CONFIDENCE),
-                gain=mean_interval(gains, CONFIDENCE) if len(gains) == len(ended) else None,
+                accuracy=estimate(group.accuracies, CONFIDENCE, answers).interval,
+                gain=gain.interval if len(gains) == len(ended) else None,
                 parameters=mean_of([number(run.summary, "grown", "size") for run in ended]),
                 train_flop=mean_of([number(run.summary, "grown", "flop") for run in ended]),
             )
@@ -112,20 +126,37 @@ def standings(groups: Sequence[RunGroup]) -> list[FinishedGroup]:
 
 
 def pairs(groups: Sequence[RunGroup]) -> list[Pair]:
-    """All pairs of groups with runs at their end, surest first; p also for all pairs together."""
-    all_pairs = list(combinations([group for group in groups if group.ended], 2))
-    ps = [mann_whitney(first.accuracies, other.accuracies) for first, other in all_pairs]
-    results = [
-        Pair(first.label, other.label, _difference(first, other), p=p, adjusted=adjusted)
-        for (first, other), p, adjusted in zip(all_pairs, ps, holm(ps), strict=True)
-    ]
-    return sorted(results, key=lambda pair: pair.p)
+    """All pairs of groups that have ended with two random seeds in common or more, surest first; p
+    also for all pairs together.
+    """
+    found = []
+    for first, other in combinations(groups, 2):
+        seeds = sorted(_seeds(first) & _seeds(other))
+        if len(seeds) > 1:
+            (mine, answers), (theirs, others) = _rows(first, seeds), _rows(other, seeds)
+            paired = paired_answers(answers, others)
+            difference = estimate(list(map(sub, mine, theirs)), CONFIDENCE, paired)
+            found.append(Pair(first.label, other.label, len(seeds), found=difference, adjusted=1.0))
+    adjusted = holm([pair.found.p for pair in found])
+    both = zip(found, adjusted, strict=True)
+    return sorted((pair._replace(adjusted=p) for pair, p in both), key=lambda pair: pair.found.p)
 
 
-def _difference(group: RunGroup, other: RunGroup) -> Interval | None:
-    first = {number(run.settings, "seed"): run.accuracy or 0.0 for run in group.ended}
-    second = {number(run.settings, "seed"): run.accuracy or 0.0 for run in other.ended}
-    repeated = len(first) < len(group.ended) or len(second) < len(other.ended)
-    if first.keys() != second.keys() or repeated or len(first) < 2:
-        return None
-    return difference_interval(list(first.values()), [second[seed] for seed in first], CONFIDENCE)
+def _seeds(group: RunGroup) -> set[float]:
+    """The random seeds with which runs have ended."""
+    seeds = {number(run.settings, "seed") for run in group.ended}
+    return {seed for seed in seeds if seed is not None}
+
+
+def _rows(group: RunGroup, seeds: Sequence[float]) -> tuple[list[float], np.ndarray | None]:
+    """The accuracy of every random seed, mean over its runs; and on each test sample, if known."""
+    runs = [[run for run in group.ended if number(run.settings, "seed") == seed] for seed in seeds]
+    samples = [stacked([run.samples.get(GROWN) for run in part]) for part in runs]
+    means = [None if rows is None else rows.mean(0) for rows in samples]
+    return [fmean(run.accuracy or 0.0 for run in part) for part in runs], stacked(means)
+
+
+def study_of(groups: Sequence[RunGroup]) -> Record:
+    """The record of esper-compare of runs that are all in <study>/<group>/<seed>, else empty."""
+    folders = {run.path.resolve().parent.parent for group in groups for run in group.runs}
+    return read_json(folders.pop() / COMPARISON_FILE) if len(folders) == 1 else {}

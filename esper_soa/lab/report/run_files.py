@@ -24,6 +24,8 @@ from esper_soa.system.errors import DataError, check_data, one_line, reading
 from esper_soa.system.files import LOGGER
 from esper_soa.system.plain_files import open_plain
 from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.results.answers import GROWN, read_answers
+from esper_soa.training.results.statistics import paired_answers
 
 Record = dict[str, object]
 Cell: TypeAlias = None | int | float | str
@@ -55,6 +57,8 @@ class RunRecord:
     episodes: list[Record] = field(default_factory=list)
     summary: Record = field(default_factory=dict)  # empty where the run has not come to its end
     group: str = ""  # the label of its group, see groups.py
+    # Percent that its hosts have right of each test sample, by `grown` and names of controls.
+    samples: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
 
     @property
     def planned(self) -> int:
@@ -90,6 +94,12 @@ class RunRecord:
     def gain(self) -> float | None:
         """Percent points over the first control at the end; None where there is none."""
         return number(self.control, "difference", "test_accuracy", "mean")
+
+    @property
+    def gain_by_sample(self) -> np.ndarray | None:
+        """The gain on each test sample, percent points; None where it is not known."""
+        control = self.samples.get(str(self.control.get("name")))
+        return paired_answers(self.samples.get(GROWN), control)
 
     @property
     def slots(self) -> list[str]:
@@ -147,7 +157,17 @@ def read_run(path: Path, label: str = "") -> RunRecord:
         rounds=read_lines(folder.metrics, MAX_VALUES),
         episodes=read_lines(folder.episodes, MAX_EPISODE_VALUES, names=EPISODE_FIELDS),
         summary=read_json(folder.summary, MAX_SUMMARY_BYTES),
+        samples=read_samples(folder.answers),
     )
+
+
+def read_samples(path: Path) -> dict[str, np.ndarray]:
+    """`RunRecord.samples` of a file of answers; empty where there is none."""
+    with _left_out(path):
+        answers = read_answers(path)
+        means = {name: answers.means(name) for name in answers.right}
+        return {name: mean for name, mean in means.items() if mean is not None}
+    return {}
 
 
 def read_lines(path: Path, most: int, names: Sequence[str] = ()) -> list[Record]:

@@ -4,7 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from esper_soa.lab.report.groups import SIGNIFICANCE, FinishedGroup, RunGroup, pairs, standings
+from esper_soa.lab.report.groups import (
+    SIGNIFICANCE,
+    FinishedGroup,
+    RunGroup,
+    pairs,
+    standings,
+    study_of,
+)
 from esper_soa.lab.report.run_files import Cell, RunRecord, number, part
 from esper_soa.training.results.progress import duration
 from esper_soa.training.results.verdict import control_text
@@ -64,15 +71,20 @@ def _of_groups(rows: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str
     second = others[0]
     if best.accuracy.mean == second.accuracy.mean:
         return f"“{best.label}” and “{second.label}” end highest, and alike: {ends} %."
+    ahead = f"“{best.label}” ends highest, {ends} %"
+    behind = f"“{second.label}” at {second.accuracy.text('.2f')} %"
+    if study_of(groups):
+        return f"{ahead}, then {behind}. The comparisons of the study say what is sure."
     compared = pairs(groups)
-    pair = next(pair for pair in compared if {pair.label, pair.other} == {best.label, second.label})
-    certainty = "clearly" if pair.adjusted < SIGNIFICANCE else "not surely"
+    both = {best.label, second.label}
+    pair = next((pair for pair in compared if {pair.label, pair.other} == both), None)
+    if pair is None:
+        return f"{ahead}, then {behind}. Without two random seeds in common they are not compared."
+    lead = pair.found.interval.mean * (1 if pair.label == best.label else -1)
+    certainty = "clearly" if pair.adjusted < SIGNIFICANCE and lead > 0 else "not surely"
     tests = f"{len(compared)} comparison{'s' if len(compared) > 1 else ''}"
-    p = f"p = {p_value(pair.adjusted)}, exact, corrected for {tests}"
-    return (
-        f"“{best.label}” ends highest, {ends} %, {certainty} ahead of “{second.label}” at "
-        f"{second.accuracy.text('.2f')} % ({p})."
-    )
+    p = f"p = {p_value(pair.adjusted)}, paired t test, corrected for {tests}"
+    return f"{ahead}, {certainty} ahead of {behind} ({p})."
 
 
 def p_value(p: float) -> str:

@@ -3,11 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from esper_soa.lab.report.groups import RunGroup, pairs, standings
 from esper_soa.lab.report.run_files import part, read_run
 from esper_soa.lab.report.text import flop_in_words, p_value, tiles_of, verdict_of
+from esper_soa.training.results.statistics import estimate
 from tests.builders.report_runs import line, make_run, summary
 
 
@@ -52,54 +55,77 @@ def test_a_group_tells_the_flop_of_its_hosts_and_a_gain_where_every_run_has_a_co
     assert one_alone.gain is None, "the mean gain of some is not that of the group"
 
 
-def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path) -> None:
+def test_pairs_are_tested_over_the_random_seeds_of_both_and_corrected(tmp_path: Path) -> None:
     groups = [
         group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]),
         group(tmp_path, "b", [11.0, 12.5, 13.0, 14.0]),
-        group(tmp_path, "c", [2.5, 3.5, 1.5, 4.5], first_seed=7),
+        group(tmp_path, "c", [2.5, 4.0, 1.5], first_seed=2),
+        group(tmp_path, "d", [2.5, 3.5], first_seed=7),
     ]
     found = pairs(groups)
-    assert [(pair.label, pair.other) for pair in found] == [("a", "b"), ("b", "c"), ("a", "c")]
-    # wholly apart: 2 of C(8, 4) = 70 ways; Holm: 3 * p, then at least as much, then as it is
-    assert [pair.p for pair in found[:2]] == pytest.approx([2 / 70, 2 / 70])
-    assert [pair.adjusted for pair in found[:2]] == pytest.approx([6 / 70, 6 / 70])
-    assert found[2].adjusted == pytest.approx(found[2].p)
-    assert found[0].difference is not None
-    assert found[0].difference.mean == pytest.approx((1 + 2 + 3 + 4 - 11 - 12.5 - 13 - 14) / 4)
-    assert found[1].difference is None, "of other seeds there are no pairs"
+    assert [(pair.label, pair.other, pair.seeds) for pair in found] == [
+        *(("a", "b", 4), ("b", "c", 2), ("a", "c", 2)),
+    ]
+    # differences of a and b: mean -10.125, error 0.125, three degrees of freedom
+    p = 2 * stats.t.sf(81, 3)
+    assert (found[0].found.interval.mean, found[0].found.p) == (-10.125, pytest.approx(p))
+    assert found[0].adjusted == pytest.approx(3 * p)
+    assert found[2].adjusted == found[2].found.p
     (back,) = pairs([groups[0], RunGroup("b", groups[1].runs[::-1])])
-    assert back.difference == found[0].difference, "pairs are of one seed, in whatever order"
+    assert back.found == found[0].found, "pairs are of one random seed, in whatever order"
+    assert pairs(groups[2:]) == [], "of other random seeds there are no pairs"
+    told = verdict_of([groups[1], groups[3]])
+    assert told.endswith("Without two random seeds in common they are not compared.")
 
 
-def test_only_groups_that_have_played_each_seed_once_are_paired_by_seed(tmp_path: Path) -> None:
-    one, other = (group(tmp_path, name, [40.0, 43.0]) for name in ("a", "b"))
-    (pair,) = pairs([one, other])
-    assert pair.difference == (0.0, 0.0, 0.0)
+def test_runs_of_one_random_seed_count_by_their_mean(tmp_path: Path) -> None:
+    first, other = (group(tmp_path, name, [40.0, 43.0]) for name in ("a", "b"))
     again = group(tmp_path, "c", [50.0, 53.0])
-    twice = RunGroup("twice", [*one.runs, *again.runs])
-    for first, second in ((twice, other), (other, twice)):
-        (pair,) = pairs([first, second])
-        assert pair.difference is None
-    single = [group(tmp_path, name, [40.0]) for name in ("d", "e")]
-    (pair,) = pairs(single)
-    assert pair.difference is None
+    (pair,) = pairs([RunGroup("twice", [*first.runs, *again.runs]), other])
+    assert (pair.seeds, pair.found.interval) == (2, (5.0, 5.0, 5.0))
+
+
+def test_groups_and_pairs_are_over_test_samples_where_all_runs_have_the_answers(
+    tmp_path: Path,
+) -> None:
+    draws = np.random.default_rng(0)
+    groups = []
+    for name in "ab":
+        runs = []
+        for seed, run in enumerate(group(tmp_path, name, [50.0, 52.0, 54.0]).runs):
+            grown, control = draws.normal([[run.accuracy], [run.accuracy - 2]], 20.0, (2, 8))
+            both = {"grown": grown, "wait": control}
+            both["grown"] += 50.0 + 2 * seed - grown.mean()
+            runs.append(replace(run, samples=both))
+        groups.append(RunGroup(name, runs))
+    mine, theirs = ([run.samples["grown"] for run in one.runs] for one in groups)
+    (pair,) = pairs(groups)
+    assert pair.found == estimate([0.0] * 3, 0.95, np.subtract(mine, theirs))
+    assert pair.found.sampled
+    found = next(row for row in standings(groups) if row.label == "a")
+    assert found.accuracy == estimate([50.0, 52.0, 54.0], 0.95, np.array(mine)).interval
+    gains = np.subtract(mine, [run.samples["wait"] for run in groups[0].runs])
+    assert found.gain == estimate([2.0] * 3, 0.95, gains).interval
+    lacking = RunGroup("b", [replace(groups[1].runs[0], samples={}), *groups[1].runs[1:]])
+    (pair,) = pairs([groups[0], lacking])
+    assert not pair.found.sampled
 
 
 def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path) -> None:
     ends = [1.0, 2.0, 3.0, 4.0]
-    apart = [group(tmp_path, "a", ends), group(tmp_path, "b", [10 + end for end in ends])]
+    apart = [group(tmp_path, "a", ends), group(tmp_path, "b", [11.0, 12.0, 13.0, 15.0])]
     assert verdict_of(apart) == (
-        "“b” ends highest, 12.50 [10.45, 14.55] %, clearly ahead of “a” at 2.50 [0.45, 4.55] % "
-        "(p = 0.029, exact, corrected for 1 comparison)."
+        "“b” ends highest, 12.75 [10.03, 15.47] %, clearly ahead of “a” at 2.50 [0.45, 4.55] % "
+        "(p = 3e-05, paired t test, corrected for 1 comparison)."
     )
     for given, tile in (
         (apart[:1], ("test accuracy", "2.50 %")),
-        (apart, ("highest test accuracy", "12.50 %")),
+        (apart, ("highest test accuracy", "12.75 %")),
     ):
         assert tile in [(one.title, one.value) for one in tiles_of(given)]
     assert verdict_of([apart[0], group(tmp_path, "c", [1.5, 2.5, 3.5, 0.5])]) == (
         "“a” ends highest, 2.50 [0.45, 4.55] %, not surely ahead of “c” at 2.00 [-0.05, 4.05] % "
-        "(p = 0.686, exact, corrected for 1 comparison)."
+        "(p = 0.651, paired t test, corrected for 1 comparison)."
     )
 
 
@@ -211,13 +237,12 @@ def test_the_verdict_of_several_seeds_is_a_whole_sentence(
 
 
 def test_the_verdict_of_groups_corrects_for_all_comparisons(tmp_path: Path) -> None:
-    ends = [1.0, 2.0, 3.0, 4.0]
-    labels = {"a": 0.0, "b": 10.0, "c": 20.0}
-    apart = [group(tmp_path, name, [more + end for end in ends]) for name, more in labels.items()]
-    # 2 of 70 ways for each of three pairs; standard error of four ends 0.6455, t 3.1824
+    ends = {"a": [1.0, 2.0, 3.0, 4.0], "b": [11.0, 12.0, 13.0, 15.0], "c": [11.5, 12.5, 14.0, 14.5]}
+    apart = [group(tmp_path, name, list(values)) for name, values in ends.items()]
+    # differences of c and b: mean 0.375, error 0.315, three degrees of freedom
     assert verdict_of(apart) == (
-        "“c” ends highest, 22.50 [20.45, 24.55] %, not surely ahead of “b” at 12.50 [10.45, 14.55] "
-        "% (p = 0.086, exact, corrected for 3 comparisons)."
+        "“c” ends highest, 13.12 [10.93, 15.32] %, not surely ahead of “b” at 12.75 [10.03, 15.47] "
+        "% (p = 0.319, paired t test, corrected for 3 comparisons)."
     )
     waiting = group(tmp_path, "d", [None])
     told = "Only “a” of 2 groups has runs at their end: 2.50 [0.45, 4.55] %."
