@@ -19,7 +19,7 @@ from pprint import pformat
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper_soa.grown.module_files import check_layers, current_spec, plain_module, save
 from esper_soa.nets.model import modules
@@ -57,7 +57,7 @@ if __name__ == "__main__":
 
 def save_pt2(net: GrownNetwork, path: Path) -> None:
     """Write a program of torch.export for any number of samples; spec.json is an extra file."""
-    program = torch.export.export(net, **_example_inputs(net))
+    program = _traced(net)
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"spec.json": json.dumps(current_spec(net))})
     write_bytes(path.resolve(), content.getvalue())
@@ -70,8 +70,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
     with _quiet_exporter():
         program = torch.onnx.export(
-            net,
-            **_example_inputs(net),
+            _traced(net),
             dynamo=True,
             verbose=False,
             input_names=[net.spec["input"].get("name", "images")],
@@ -113,9 +112,22 @@ def save_code(net: GrownNetwork, path: Path) -> None:
     write_bytes(path.resolve(), ("\n".join(lines) + CODE_TAIL).encode())
 
 
-def _example_inputs(net: GrownNetwork) -> dict:
-    """Inputs to trace a program with: two samples, as a single one would become a constant.
-    UserError where the network takes none such, as that of a changed file.
+def _traced(net: GrownNetwork) -> torch.export.ExportedProgram:
+    """The network as a program for any number of samples; UserError where it computes otherwise."""
+    # two samples, as a single one would become a constant
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(net, (_samples(net, 2),), dynamic_shapes=(batch,))
+    samples = _samples(net, 3)
+    with torch.no_grad():
+        logits = [part(samples) for part in (program.module(), net)]
+    if not torch.allclose(*logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise UserError("the network: as a program it computes other logits")
+    return program
+
+
+def _samples(net: GrownNetwork, count: int) -> Tensor:
+    """Inputs of the network, always the same; UserError where it takes none such, as that of a
+    changed file.
     """
     inputs = net.spec["input"]
     shape = inputs["shape"]
@@ -123,10 +135,11 @@ def _example_inputs(net: GrownNetwork) -> dict:
     known = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
     check(known and math.prod(shape) <= MAX_INPUTS, "input.shape", shape, allowed="a small shape")
     check(str(dtype) in INPUT_TYPES, "input.dtype", dtype, allowed=" or ".join(INPUT_TYPES))
-    samples = torch.zeros(2, *shape, dtype=INPUT_TYPES[dtype])
+    draws = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
+    samples = draws if dtype == "float32" else (2 * draws).long()
     with reading("the network", UserError, f"of layers that take {shape}"), torch.no_grad():
         net(samples)
-    return {"args": (samples,), "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+    return samples
 
 
 Writer: TypeAlias = Callable[[GrownNetwork, Path], None]

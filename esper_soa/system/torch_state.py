@@ -2,7 +2,8 @@
 
 A program may have another default dtype or device, no gradients, autocast, or errors of numpy that
 raise. Every public function that computes does so in `package_state`, and a generator leaves it
-where it waits. Threads, which settings have, are elsewhere (runtime/device.py).
+where it waits. Threads, which settings have, are elsewhere (runtime/device.py), but in a process
+that was forked from one with torch.
 """
 
 import sys
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from esper_soa.system.cores import FORKED_WITH_TORCH
 
 CPU = torch.device("cpu")
 SMALLEST_NORMAL = sys.float_info.min
@@ -113,6 +116,9 @@ def package_state() -> Iterator[None]:
             stack.enter_context(torch.inference_mode(False))
         if tensor.device != CPU:
             stack.enter_context(CPU)
+        if FORKED_WITH_TORCH.is_set() and torch.get_num_threads() > 1:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)  # it lacks the others, which operations would wait for
         before = thread_state()
         if before != PACKAGE_THREAD:
             PACKAGE_THREAD.set()

@@ -194,3 +194,23 @@ def test_inputs_that_the_network_does_not_take_are_refused_by_name(
     with pytest.raises(UserError, match=r"^(input\.(shape|dtype)=|the network: ).*$"):
         save_pt2(net, tmp_path / "net.pt2")
     assert not list(tmp_path.iterdir())
+
+
+class CountsCalls(nn.Module):
+    """A layer whose output depends on how often it was called, which no program keeps."""
+
+    calls = 0
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The features, times the number of calls."""
+        self.calls += 1
+        return self.calls * features
+
+
+def test_a_program_that_computes_otherwise_is_not_written(hosts: Measured, tmp_path: Path) -> None:
+    net = hosts.networks([0])[0]
+    name, layer = [*net.named_children()][-1]
+    setattr(net, name, nn.Sequential(layer, CountsCalls()))
+    with pytest.raises(UserError, match="other logits"):
+        save_pt2(net, tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())

@@ -61,6 +61,10 @@ if sys.argv[1] == "1":
     given = {"device": "cpu", "envs": 2, "steps": 2, "compute.workers": 2, "compute.env_chunk": 1}
     esper_soa.make("smoke", overrides=[f"{name}={value}" for name, value in given.items()]).reset()
 else:
+    from esper_soa.system.torch_state import package_state
+    with package_state():
+        torch.ones(1 << 22).exp().sum()
+    assert torch.get_num_threads() == 4
     esper_soa.make("smoke", overrides=["device=cpu", "compute.threads=2"])
 """
 
