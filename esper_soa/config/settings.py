@@ -6,11 +6,12 @@ Hydra validates names and types against them. Needs no torch.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TypeVar, cast
 
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -354,9 +355,9 @@ def register_schema() -> None:
     """
     register_resolver("share", share, replace=True)
     store = ConfigStore.instance()
-    for name, schema in (("train_schema", TrainConfig), ("evaluate_schema", EvaluateConfig)):
-        store.repo.pop(f"{name}.yaml", None)  # Hydra 1.4 warns of a name that is there
-        store.store(name=name, node=schema)
+    for name, kind in (("train_schema", TrainConfig), ("evaluate_schema", EvaluateConfig)):
+        file = f"{name}.yaml"  # by store.store the node would be made anew each time
+        store.repo[file] = ConfigNode(file, _schema(kind), group=None, package=None, provider=None)
     # Hydra copies the whole store where it composes, and never changes a copy.
     vars(store)["__deepcopy__"] = lambda memo: store
 
@@ -364,6 +365,12 @@ def register_schema() -> None:
 def share(percent: float, *, _root_: DictConfig) -> int:
     """Env-steps, one at least, that are nearest to so many percent of those of an episode."""
     return max(1, round(percent / 100 * _root_.steps))
+
+
+@cache
+def _schema(kind: type) -> DictConfig:
+    """The defaults and types of the settings; whoever takes it merges or changes a copy."""
+    return OmegaConf.structured(kind)
 
 
 def settings_from(composed: DictConfig) -> TrainConfig:
@@ -377,7 +384,7 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     """The checked settings that a checkpoint keeps as plain values; of earlier versions too."""
     today = drop_gone(join_split(settings), "the run")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), today)
+        merged = OmegaConf.merge(_schema(TrainConfig), today)
     except OmegaConfBaseException as error:
         reason = f"its settings are not those of this program ({single_line(error)})"
         raise UserError(f"checkpoint: {reason}") from error
