@@ -98,13 +98,14 @@ def build() -> Path:
 def problem_of(library: Path) -> str:
     """Why a process of its own, which may crash, does not prove the library; "" where it does."""
     paths = os.pathsep.join(filter(None, sys.path))
+    known = {"PYTHONPATH": paths, TRIED_LIBRARY: str(library), "OMP_NUM_THREADS": "1"}
     try:
         tried = subprocess.run(
             [sys.executable, "-m", "esper_soa.nets.choose"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             errors="replace",
-            env=os.environ | {"PYTHONPATH": paths, TRIED_LIBRARY: str(library)},
+            env=os.environ | known,
             timeout=TRIAL_SECONDS,
         )
     except subprocess.TimeoutExpired:

@@ -193,6 +193,7 @@ def test_a_cached_library_is_first_where_trusted(shipped: Path, tmp_path: Path, 
 
 
 @native
+@pytest.mark.slow  # a process of its own tries what the compiler makes
 def test_a_refused_one_is_followed_by_the_compiler_and_the_log_says_why(
     shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
