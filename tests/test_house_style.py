@@ -43,6 +43,7 @@ FILES = [
 ]
 RANGED = ("number", "signed", "weight")  # what makes the field of a setting that is a number
 
+MOST_MODULES = 95  # that a reader of the simulator meets
 MOST_LINES_UNTESTED = 60  # of a module without a test file of its name
 
 # Imports against the order of imports.LAYERS that are still there: (module, what it imports from).
@@ -362,6 +363,18 @@ def test_no_module_imports_itself_by_way_of_others_and_no_room_of_lab_and_traini
         folders = by_folder(within, PACKAGE)
         assert len(folders) >= 4
         assert circles(folders) == []
+
+
+def test_a_simulator_reaches_few_modules_and_no_part_of_the_lab() -> None:
+    imports = imports_between(PACKAGE)
+    reached = set[str]()
+    found = {"simulator"}
+    while found:
+        reached |= found
+        found = set().union(*(imports[name] for name in found)) - reached
+    assert len(reached) <= MOST_MODULES, reached
+    parts = "lab", "nets.engines.cpu", "nets.engines.gpu", "agent.ppo", "training.loop.collect"
+    assert [name for name in reached if name.startswith(parts)] == []
 
 
 def test_settings_become_a_setup_in_one_place() -> None:

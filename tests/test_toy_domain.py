@@ -1,6 +1,5 @@
 """A run of a domain that the package does not know (toy_domain.py) is a run like any other."""
 
-import importlib
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,7 +73,8 @@ SCHEDULE = [
 ]
 
 
-LEARNING = ["policy=ppo", "rounds=3", "checkpoint_every=1", "control=none", "report=false"]
+LEARNING = ["policy=ppo", "rounds=2", "steps=4", "checkpoint_every=1", "control=none"]
+LEARNING.append("report=false")
 
 
 def trained(path: Path, *changes: str) -> esper_soa.RecordedRun:
@@ -133,10 +133,6 @@ def test_the_best_host_is_a_plain_module_in_every_format(
     assert torch.equal(esper_soa.load(saved)(words), net(words))  # type: ignore[operator]
     program = torch.export.load(esper_soa.export(net, tmp_path / "net.pt2")).module()
     torch.testing.assert_close(program(words), net(words))
-    if find_spec("onnx") and find_spec("onnxscript"):
-        file = esper_soa.export(net, tmp_path / "net.onnx")
-        (inputs,) = importlib.import_module("onnx").load(file).graph.input
-        assert inputs.name == "words"
 
 
 def test_a_run_that_is_stopped_goes_on_as_if_undisturbed(
@@ -145,13 +141,13 @@ def test_a_run_that_is_stopped_goes_on_as_if_undisturbed(
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     trained(whole, *LEARNING)
     with monkeypatch.context() as patch:
-        signal_at(patch, signal.SIGINT, report=30)  # in the third round
+        signal_at(patch, signal.SIGINT, report=6)  # in the second round
         with pytest.raises(KeyboardInterrupt):
             trained(stopped, *LEARNING)
     esper_soa.train(
         "smoke", [*TOY, *LEARNING, f"resume={stopped}", f"run_dir={stopped}"], verbose=0
     )
-    assert_equal_runs(whole, stopped, rounds=3)
+    assert_equal_runs(whole, stopped, rounds=2)
 
 
 def test_report_and_queries_read_the_run(

@@ -70,11 +70,11 @@ def test_masked_ppo_learns_from_two_rollouts(case: Case) -> None:
     contrib = pytest.importorskip("sb3_contrib")
     env = vec_env(4, case)
     model = contrib.MaskablePPO(
-        "MultiInputPolicy", env, n_steps=25, batch_size=50, n_epochs=2, seed=0
+        "MultiInputPolicy", env, n_steps=12, batch_size=24, n_epochs=2, seed=0
     )
     before = {name: value.clone() for name, value in model.policy.state_dict().items()}
-    model.learn(200)
-    assert model.num_timesteps == 200
+    model.learn(96)
+    assert model.num_timesteps == 96
     assert any(
         not torch.equal(value, before[name]) for name, value in model.policy.state_dict().items()
     )

@@ -36,8 +36,10 @@ def recorded(**changed: object) -> dict:
     return settings
 
 
-@pytest.mark.parametrize("sign", ["", "+", "++"])
-@pytest.mark.parametrize("name", GONE)
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [*((name, "") for name in GONE), ("reward.split", "+"), ("reward.split", "++")],
+)
 def test_a_command_with_a_setting_that_is_gone_is_told_what_to_do(name: str, sign: str) -> None:
     with pytest.raises(UserError) as error:
         compose_settings("", [f"{sign}{name}=1"])

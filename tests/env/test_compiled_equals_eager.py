@@ -10,7 +10,6 @@ from torch._dynamo.utils import counters
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.env import REWARD_MODES, EarlyStopConfig, RewardConfig
-from esper_soa.env.ahead import example_values
 from esper_soa.env.step import (
     EnvRules,
     Recorded,
@@ -31,7 +30,6 @@ from tests.builders.tiny_world import (
     guarded,
     made_up,
     quiet_progress,
-    rules_from,
     tiny_rules,
     tiny_settings,
     tiny_world,
@@ -118,22 +116,17 @@ def graphs() -> int:
 
 
 def test_one_graph_per_kernel_serves_all_that_may_be_in_it_and_equals_eager_bit_for_bit() -> None:
-    """Modes shared out, one of them a user's own of several terms, and episodes that end early."""
-    reward = RewardConfig(mode="[shaped,parts_of_users:parts]")
-    rules = rules_from(tiny_settings(4, 2, 6, reward), CPU)
-    rules = rules._replace(early_stop=EarlyStopConfig(rollbacks=1))
-    play_both(graphs_in_one_piece(), rules, 4, values=example_values(rules, 4))
-    assert graphs() == 2
-
-
-def test_one_graph_per_kernel_serves_settings_of_envs_and_equals_eager_bit_for_bit() -> None:
-    """What bounds the pace of growth, and prices."""
-    tiny = tiny_settings(4, 2, 20, RewardConfig(mode="net", flop_weight="[0,1]"))
+    """Modes shared out, a user's own of several terms among them, settings of envs that bound the
+    pace of growth, prices, and episodes that end early.
+    """
+    modes = "[shaped,net,parts_of_users:parts]"
+    tiny = tiny_settings(4, 2, 8, RewardConfig(mode=modes, flop_weight="[0,1]"))
     gates = replace(tiny.gates, min_blending_steps="[1,3]")
     lifecycle = replace(tiny.lifecycle, embargo_steps="[1,4]", min_prune_age="[1,4]")
     world = build_world(replace(tiny, gates=gates, lifecycle=lifecycle), CPU)
-    assert len(world.kernel_values) == 4
-    play_both(graphs_in_one_piece(), world.rules, 4, values=world.kernel_values)
+    rules = world.rules._replace(early_stop=EarlyStopConfig(rollbacks=1))
+    assert len(world.kernel_values) == 5
+    play_both(graphs_in_one_piece(), rules, 4, values=world.kernel_values)
     assert graphs() == 2
 
 

@@ -165,8 +165,16 @@ def test_a_setting_of_one_env_touches_that_env_alone(name: str, values: str) -> 
     alike = played(changed(cfg, {name: first if name in WORDS else float(first)}))
     world, result = played(changed(cfg, {name: values}))
     assert [facts(world, result, env) == facts(*alike, env) for env in (0, 1)] == [True, False]
-    numbers = [played(changed(cfg, {name: f"[{first},{first}]"})), alike]
-    assert facts(*numbers[0], 1) == facts(*numbers[1], 1)
+
+
+@pytest.mark.parametrize("mode", ["shaped", *MODES.values()])
+def test_a_list_of_one_value_is_that_value(mode: str) -> None:
+    cfg = (growth if mode == "shaped" else images)(mode)
+    values = {name: text.strip("[]").split(",")[0] for name, text in (LISTS | SETS).items()}
+    alone = {name: one if name in SETS else float(one) for name, one in values.items()}
+    lists = {name: f"[{one},{one}]" for name, one in (values | {REWARD_MODE: mode}).items()}
+    found, wanted = (played(changed(cfg, given)) for given in (lists, alone))
+    assert facts(*found, 1) == facts(*wanted, 1)
 
 
 def test_a_draw_is_of_seed_round_env_and_name() -> None:

@@ -41,6 +41,7 @@ SETTINGS = TrainConfig(
     ),
     telemetry=TelemetryConfig(progress="off"),
     compute=ComputeConfig(threads=1, workers=1),
+    report=False,
 )
 # after the first env-step nothing is a gain
 AT_ONCE = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=4)
@@ -51,7 +52,6 @@ def played(folder: Path, **changed: object) -> tuple[Summary, list[dict], list[d
     cfg = replace(SETTINGS, **changed)  # type: ignore[arg-type]
     place = RunFolder(folder)
     folder.mkdir(exist_ok=True)
-    place.config.write_text(settings_yaml(cfg))
     summary = run(cfg, place)
     return summary, lines_of(place.metrics), lines_of(place.episodes)
 
@@ -110,11 +110,7 @@ def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(
     for line, before in zip(lines, (0, *counts), strict=False):
         seconds = line["collect_seconds"] + line["update_seconds"]
         assert line["eps"] * seconds == pytest.approx(line["env_steps"] - before)
-    waiting = {"policy": replace(SETTINGS.policy, name="wait"), "rounds": 3}
-    own, waited, _ = played(tmp_path / "wait", **asked | waiting)
     (control,) = summary.controls
-    assert control.env_steps == waited[2]["env_steps"] - waited[1]["env_steps"]
-    assert own.controls == []
     bar = [line for line in place.log.read_text().splitlines() if "env-steps  " in line]
     whole = counts[2] + control.env_steps
     assert f"{whole}/{whole} env-steps" in bar[-1]
@@ -139,6 +135,7 @@ def test_a_control_heeds_early_stop_too(tmp_path: Path, control: str) -> None:
         policy = replace(SETTINGS.policy, name=control)
         own, lines, _ = played(tmp_path / "own", early_stop=early, policy=policy)
         assert stopped.episodes == own.grown.episodes
+        assert stopped.env_steps == lines[1]["env_steps"] - lines[0]["env_steps"]
         flop = sum(stopped.episodes[-1].train_flop) / ENVS
         assert lines[-1]["train_flop"] == pytest.approx(flop)
 
@@ -147,7 +144,7 @@ def test_learning_rates_follow_the_length_of_each_episode(tmp_path: Path) -> Non
     """Hosts with an episode of so many env-steps end as those of a run of that length."""
     task = replace(SETTINGS.task, lr_schedule="cosine")
     lengths = EarlyStopConfig(length=f"[4,{STEPS}]")
-    asked = {"policy": replace(SETTINGS.policy, name="wait"), "task": task}
+    asked = {"policy": replace(SETTINGS.policy, name="wait"), "task": task, "rounds": 1}
     mixed, _, _ = played(tmp_path / "mixed", early_stop=lengths, **asked)
     for first, steps in enumerate((4, STEPS)):
         plain, _, _ = played(tmp_path / str(steps), steps=steps, **asked)
@@ -155,16 +152,17 @@ def test_learning_rates_follow_the_length_of_each_episode(tmp_path: Path) -> Non
             assert mine.test_losses[first::2] == its.test_losses[first::2]
 
 
-@pytest.mark.parametrize("name", ["wait", "static_final", "static_large"])
-def test_a_control_trains_at_the_cost_of_the_grown_host(tmp_path: Path, name: str) -> None:
-    asked = {"control": name, "control_budget": "flop", "early_stop": EarlyStopConfig()}
-    asked |= {"policy": replace(SETTINGS.policy, name="heuristic")}
+def test_controls_train_at_the_cost_of_the_grown_host(tmp_path: Path) -> None:
+    names = ["wait", "static_final", "static_large"]
+    asked = {"control": f"[{','.join(names)}]", "control_budget": "flop"}
+    asked |= {"policy": replace(SETTINGS.policy, name="heuristic"), "rounds": 1}
     summary, _, _ = played(tmp_path / "run", **asked)
-    (control,) = summary.controls
-    assert max(control.flat("num_steps")) > (name == "wait") * STEPS
-    costs = (score.flat("train_flop")[-ENVS:] for score in (summary.grown, control))
-    for spent, budget, steps in zip(*costs, control.flat("num_steps"), strict=True):
-        assert abs(budget - spent) <= budget / steps
+    assert [control.name for control in summary.controls] == names
+    for control in summary.controls:
+        assert max(control.flat("num_steps")) > (control.name == "wait") * STEPS
+        costs = (score.flat("train_flop")[-ENVS:] for score in (summary.grown, control))
+        for spent, budget, steps in zip(*costs, control.flat("num_steps"), strict=True):
+            assert abs(budget - spent) <= budget / steps
 
 
 def test_a_control_on_as_many_images_ends_where_the_grown_host_did(tmp_path: Path) -> None:
@@ -182,7 +180,9 @@ def test_a_control_on_as_many_images_ends_where_the_grown_host_did(tmp_path: Pat
 
 def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(tmp_path: Path) -> None:
     early = EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3)
-    _, _, episodes = played(tmp_path, control="wait", early_stop=early)
+    asked = {"control": "wait", "early_stop": early}
+    _, _, episodes = played(tmp_path, **asked)
+    RunFolder(tmp_path).config.write_text(settings_yaml(replace(SETTINGS, **asked)))
     _, tables = make_drawing(groups_of(find_runs([str(tmp_path)])))
     ends = {(one["round"], one["env"]): one["env_steps"] for one in episodes}
     curve = tables["accuracies"]

@@ -56,9 +56,9 @@ def together(player: str = "ppo", **changed: object) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of three rounds on both tasks."""
+    """The folder of a run of two rounds on both tasks."""
     path = tmp_path_factory.mktemp("learning")
-    cfg = together(rounds=3)
+    cfg = together()
     fresh(cfg, path)
     (path / "config.yaml").write_text(settings_yaml(cfg))  # as the command does
     return path
@@ -104,11 +104,11 @@ def test_one_policy_learns_from_the_rounds_of_all_tasks(learning: Path) -> None:
         assert one["accuracy"] != other["accuracy"]
     versions = json.loads((learning / "versions.json").read_text())
     assert (list(versions["tasks"]), versions["device"]) == ([*NAMES], "cpu")
-    for cfg in alone(rounds=3):
+    for cfg in alone():
         assert open_run(learning).tasks[cfg.task.name].settings == cfg
         own_ = json.loads((learning / cfg.task.name / "versions.json").read_text())
         assert own_["data"] == versions["tasks"][cfg.task.name]["data"]
-    saved = load_checkpoint(RunFolder(learning).checkpoint(3), CPU)
+    saved = load_checkpoint(RunFolder(learning).checkpoint(2), CPU)
     assert list(saved["tasks"]) == list(NAMES)
     means = [
         sum(line["accuracy"]["mean"] for line in rounds) / 2
@@ -126,12 +126,12 @@ def test_a_resumed_run_on_several_tasks_ends_as_the_one_that_went_on(
     for name in NAMES:
         (tmp_path / name / "metrics.jsonl").open("a").write('{"round": 2}\n')
         (tmp_path / name / "versions.json").write_text('{"kernels": {"engine": "earlier"}}')
-    resumed(together(rounds=3), tmp_path)
+    resumed(together(), tmp_path)
     assert (tmp_path / "log.txt").read_text().count("resume   changed engine: earlier -> ") == 1
     for name in NAMES:
         files = [one / name / "metrics.jsonl" for one in (tmp_path, learning)]
         assert timeless(files[0]) == timeless(files[1])
-    parts = [load_checkpoint(RunFolder(one).checkpoint(3), CPU) for one in (tmp_path, learning)]
+    parts = [load_checkpoint(RunFolder(one).checkpoint(2), CPU) for one in (tmp_path, learning)]
     same(parts[0]["learner"], parts[1]["learner"])
     same(parts[0]["watch"], parts[1]["watch"])
 

@@ -31,7 +31,7 @@ USERS = TESTS / "builders" / "users"
 GIVEN: dict[str, str | int | float] = {
     "control": "none",
     "rounds": 1,
-    "steps": 8,
+    "steps": 6,
     "envs": 2,
     "train_samples": 16,
     "val_samples": 32,
@@ -129,7 +129,7 @@ def test_a_grown_network_goes_into_files_and_comes_back(
 def test_a_counter_comes_out_as_the_whole_number_that_it_was(played: dict[str, Simulator]) -> None:
     state = played["counting"].export(0).state_dict()
     assert state["0.own.batches"].dtype == torch.int64
-    assert int(state["0.own.batches"]) == 2 * 8  # batches of env-steps
+    assert int(state["0.own.batches"]) == 2 * 6  # batches of env-steps
 
 
 @pytest.mark.parametrize(("name", "imported"), [("refined", False), ("staged", True)])

@@ -135,11 +135,12 @@ def agree(one: Path, other: Path, rounds: range) -> None:
             assert theirs[name] == wanted, name
 
 
+@pytest.mark.slow  # test_ranks_that_are_started_again_... is the cheap twin
 @pytest.mark.parametrize(
     "play",
     [
         played_under_torchrun,
-        pytest.param(lambda folder: played(folder, "ranks=2"), marks=pytest.mark.slow),
+        lambda folder: played(folder, "ranks=2"),
     ],
     ids=["torchrun", "launcher"],
 )

@@ -359,7 +359,7 @@ RULES = {
 
 
 def test_an_env_with_its_own_rule_of_updates_is_the_env_of_a_run_with_it() -> None:
-    seeds = some_seeds(2, 1, 4, running=1.0)
+    seeds = seeds_where([[1], [1]], Stage.BLENDING, Blueprint.CONV_SMALL, Blend.ADD)
     lists = {name: str(list(values)) for name, values in RULES.items()}
     mixed = trained_by_rule(lists, seeds, True)
     for env in range(2):
@@ -374,7 +374,7 @@ def trained_by_rule(
     settings: dict[str, object], seeds: ActiveSeeds, triton: bool
 ) -> dict[str, Tensor]:
     """Weights and losses of 2 envs after an env-step, by the GPU's engine or by torch."""
-    world = build(2, 2, SLOTS[:1], replace(SMALL_TASK, **settings))
+    world = build(2, 2, ("r1c1",), replace(BARE, **settings))
     work = world.work(0)
     nets = world.rules.setup
     engine = GpuEngine() if triton else world.rules.engine
