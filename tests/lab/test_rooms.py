@@ -68,10 +68,8 @@ for name, ask in {
 """
 
 
-@pytest.mark.parametrize(
-    "room",
-    [pytest.param(room, marks=[pytest.mark.slow][: room != "telemetry"]) for room in NEEDED_BY],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("room", NEEDED_BY)
 def test_a_room_can_be_taken_out(room: str, tmp_path: Path) -> None:
     lab = [f"{room}{end}" for end in ("", ".py", "_networks.py")]
     assert any((PACKAGE / "lab" / name).exists() for name in lab)

@@ -69,9 +69,8 @@ else:
 """
 
 
-@pytest.mark.parametrize(
-    ("num_threads", "told"), [pytest.param(1, "", marks=pytest.mark.slow), (2, "spawn")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_threads", "told"), [(1, ""), (2, "spawn")])
 def test_a_forked_process_has_pools_of_its_own_or_says_how_to_start_it(
     num_threads: int, told: str
 ) -> None:
