@@ -44,14 +44,15 @@ def assembler_that_fails(folder: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
         ("no compiler", "CalledProcessError"),  # gcc, or no Python.h
-        pytest.param("broken kernel", "CompilationError", marks=pytest.mark.slow),
-        pytest.param("no assembler", "PTXASError", marks=pytest.mark.slow),
-        pytest.param("little shared memory", "OutOfResources", marks=pytest.mark.slow),
+        ("broken kernel", "CompilationError"),
+        ("no assembler", "PTXASError"),
+        ("little shared memory", "OutOfResources"),
     ],
 )
 def test_whatever_compiler_or_launcher_raise_is_a_verdict(
