@@ -43,12 +43,15 @@ def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
 
 
 def resumes(folder: RunFolder, settings: TrainConfig) -> bool:
-    """Whether `settings` ask to go on with the run in `folder`, and it was of the same."""
+    """Whether `settings` ask to go on with the run in `folder`, and it was of the same; settings
+    that it does not know, as of an earlier version, had their defaults.
+    """
     if settings.resume != "auto":
         return False
     recorded = read_settings(folder.config)
     ignored = {"resume": "", "run_dir": ""}
-    return bool(recorded) and recorded | ignored == flat_settings(asdict(settings)) | ignored
+    known = flat_settings(asdict(TrainConfig())) | recorded | ignored
+    return bool(recorded) and known == flat_settings(asdict(settings)) | ignored
 
 
 def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:

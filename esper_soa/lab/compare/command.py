@@ -237,17 +237,20 @@ def compare(study: Study, console: Console) -> list[str]:
         console.print(
             f"written to {place}; runs by group and random seed beside it", highlight=False
         )
-        console.print(f"report   {leave_report(study.out)}", highlight=False, soft_wrap=True)
+        files = {"report": RunFolder(study.out).report.name}
+        files |= {"figure": "frontier.svg"} if study.budgets else {}
+        for kind, name in files.items():
+            where = leave_file(f"{kind} of a study", study.out) or study.out / name
+            console.print(f"{kind:8} {where}", highlight=False, soft_wrap=True)
     return [f"{name}: {reason}" for name, reason in player.failed.items()]
 
 
-def leave_report(folder: Path) -> str:
-    """Where the report of the runs in `folder` is now, or why there is none."""
+def leave_file(key: str, folder: Path) -> str:
+    """Have the lab's `key` write its file in `folder`; why there is none, or ""."""
     try:
-        missing = find_in_lab("report of a study", "it")(folder)
+        return str(find_in_lab(key, "it")(folder))
     except UserError as error:
         return f"none: {error}"
-    return str(missing or RunFolder(folder).report)
 
 
 if __name__ == "__main__":

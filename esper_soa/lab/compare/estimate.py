@@ -2,12 +2,11 @@
 run of every group. Nothing is played, and nothing is left.
 """
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from esper_soa.lab.compare.lengths import host_flop, length_at, probe
 from esper_soa.lab.compare.study import Study, planned_runs
+from esper_soa.lab.compare.tables import plain_table, show
 from esper_soa.training.results.progress import duration
 
 COLUMNS = ("runs", "number", "env-steps", "hosts of each", "TFLOP", "time")
@@ -20,7 +19,7 @@ def show_plan(study: Study, console: Console) -> None:
     for group, settings in study.settings.items():
         steps = length_at(study.budgets[0], host_flop(settings)) if study.budgets else 0
         plans[group] = probe(study, group, steps)
-    table = Table(*COLUMNS, box=box.SIMPLE, title="plan", title_justify="left")
+    table = plain_table("plan", COLUMNS)
     number = 0
     all_flop = 0.0
     all_seconds = 0.0
@@ -40,7 +39,7 @@ def show_plan(study: Study, console: Console) -> None:
         number += len(random_seeds)
         all_flop += flop
         all_seconds += seconds
-    console.print(table)
+    show(console, table)
     words = f"{number} runs, {all_flop / TERA:,.3g} TFLOP, {duration(all_seconds)}"
     wider = "; grids that are widened come on top" if study.grid else ""
     console.print(f"{words}, by a probe of every group{wider}", highlight=False, soft_wrap=True)

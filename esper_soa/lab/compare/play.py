@@ -31,6 +31,7 @@ class StudyTable(NamedTuple):
     tunings: Mapping[str, Tuning]  # by group that was played
     # By group and random seed as `figures`, those of Runs.samples.
     samples: Mapping[str, Mapping[int, np.ndarray | None]] = NO_SAMPLES
+    by_loss: bool = False  # whether groups are ranked by the test loss, as texts are
 
     @property
     def choices(self) -> dict[str, ChosenValues]:
@@ -80,6 +81,7 @@ class StudyPlayer:
         # training of hosts in the runs that have ended, their seconds, and what is left of the plan
         self._done = 0.0
         self._seconds = 0.0
+        self._by_loss = False  # see StudyTable
         self._left = sum(
             runs.work(runs.planned) * len(random_seeds)
             for runs, random_seeds in planned_runs(study)
@@ -105,7 +107,8 @@ class StudyPlayer:
                 changed = self.corrected(runs, tunings) if may_change else {}
                 runs |= changed
         figures = self.figures(runs, tunings)
-        return StudyTable(gflop, figures, tunings, samples=self.samples(runs, tunings))
+        samples = self.samples(runs, tunings)
+        return StudyTable(gflop, figures, tunings, samples=samples, by_loss=self._by_loss)
 
     def tune_groups(self, gflop: float) -> dict[str, Tuning]:
         """Choose values for all groups at a budget; without those of which a run fails."""
@@ -141,7 +144,9 @@ class StudyPlayer:
             return False
         self._ended.add(key)
         self._done += runs.work(max(1, len(runs.values)))
-        self._seconds += float(runs.summary(random_seed)["wall_seconds"])
+        summary = runs.summary(random_seed)
+        self._by_loss = bool(summary["perplexity"])
+        self._seconds += float(summary["wall_seconds"])
         left = duration(self._left / self._done * self._seconds)
         words = f"{name} ended: {self._done / (self._done + self._left):.0%} done, {left} left"
         self.console.print(words, highlight=False, soft_wrap=True)

@@ -11,29 +11,64 @@ from rich.table import Table
 
 from esper_soa.lab.compare import comparison
 from esper_soa.lab.compare.comparison import CONFIDENCE, MeasureComparison
+from esper_soa.lab.compare.lead import ACCURACY, LOSS, RankedPair, lead_sentence, rank_pairs
 from esper_soa.lab.compare.play import StudyTable
 from esper_soa.lab.compare.study import GIGA, Study
 from esper_soa.lab.run_folders import MEASURES
 from esper_soa.system.json_lines import Json
-from esper_soa.training.results.statistics import estimate, source_words
+from esper_soa.training.results.final_table import as_text
+from esper_soa.training.results.statistics import Interval, estimate, source_words
+from esper_soa.training.results.verdict import exponential
 
 DIFFERENCE_COLUMNS = (f"difference [{CONFIDENCE:.0%}]", "won", "effect", "p", "Holm")
-TEXT_COLUMNS = ("group", "measure", "verdict", "chosen")
+COST_COLUMNS = ("env-steps", "parameters", "training GFLOP", "all GFLOP")
+TEXT_COLUMNS = ("group", "runs", "measure", "verdict", "chosen")
 
 
 def report(console: Console, study: Study, table: StudyTable) -> None:
     """Print what the groups came to and how they compare."""
     numbers = table.numbers
-    answers = table.answers
-    rows = comparison.compare_groups(numbers, answers)
-    at = f" at {table.gflop:g} training GFLOP of a host" if table.gflop else ""
-    levels = _table(f"means over random seeds [{CONFIDENCE:.0%}]{at}", level_columns(study))
+    at = equal_words(table)
+    columns = columns_of(study, table)
+    levels = plain_table(f"means over random seeds [{CONFIDENCE:.0%}], {at}", columns)
     for group, values in numbers.items():
-        chosen = table.choices[group].text if group in table.choices else ""
-        cells = level_cells(study, group, values, chosen=chosen, answers=answers.get(group))
-        levels.add_row(*cells)
-    title = f"against {rows[0].reference}, paired by random seed, percent points{at}"
-    differences = _table(title, ["group", "measure", *DIFFERENCE_COLUMNS, "verdict"])
+        row = level_row(values, table.answers.get(group))
+        row |= {"group": group, "chosen": table.choices[group].text if table.choices else ""}
+        levels.add_row(*(row[title] for title in columns))
+    show(console, levels)
+    if study.is_plain:
+        _show_differences(console, comparison.compare_groups(numbers, table.answers), at)
+    else:
+        console.print(sentence_of(table), highlight=False, soft_wrap=True)
+
+
+def show(console: Console, table: Table) -> None:
+    """Print a table as wide as it needs to be."""
+    console.print(as_text(table), highlight=False, soft_wrap=True)
+
+
+def equal_words(table: StudyTable) -> str:
+    """The quantity that groups have as much of, in words."""
+    if table.gflop:
+        return f"at {table.gflop:g} training GFLOP of a host"
+    lengths = {round(fmean(values["env_steps"])) for values in table.numbers.values()}
+    return "at equal env-steps" if len(lengths) == 1 else "each with its own number of env-steps"
+
+
+def sentence_of(table: StudyTable) -> str:
+    """Who is ahead of all others, in a sentence."""
+    at = equal_words(table)
+    return lead_sentence(ranked(table), f"{at[0].upper()}{at[1:]}")
+
+
+def ranked(table: StudyTable) -> list[RankedPair]:
+    """All pairs of groups, in the measure of the samples."""
+    return rank_pairs(table.numbers, LOSS if table.by_loss else ACCURACY, table.answers)
+
+
+def _show_differences(console: Console, rows: Sequence[MeasureComparison], at: str) -> None:
+    title = f"against {rows[0].reference}, paired by random seed, percent points, {at}"
+    differences = plain_table(title, ["group", "measure", *DIFFERENCE_COLUMNS, "verdict"])
     for row in rows:
         differences.add_row(
             row.group,
@@ -48,7 +83,7 @@ def report(console: Console, study: Study, table: StudyTable) -> None:
     family = f"{comparison.SIGNIFICANCE:.0%}, {rows[0].comparisons} comparisons"
     tests = f"{test_of(rows)} at {family}, Holm's correction"
     notes = [f"{row.group}, {MEASURES[row.measure]}: {row.power}" for row in rows if row.power]
-    console.print(levels, differences)
+    show(console, differences)
     console.print(tests, *notes, sep="\n", highlight=False, soft_wrap=True)
 
 
@@ -58,31 +93,40 @@ def test_of(rows: Sequence[MeasureComparison]) -> str:
     return f"paired t tests over {source_words('random seeds', sampled and 'samples')}"
 
 
-def level_columns(study: Study) -> list[str]:
+def columns_of(study: Study, table: StudyTable) -> tuple[str, ...]:
     """Titles of the columns that show a group by itself."""
-    chosen = ["chosen"] * bool(study.grid)
-    cost = ["env-steps", "parameters", "training GFLOP", "all GFLOP"]
-    return ["group", *chosen, *MEASURES.values(), *cost, "EPS"]
+    chosen = ("chosen",) * bool(study.grid)
+    loss = ("test loss", "perplexity") * table.by_loss
+    if study.is_plain:
+        return ("group", *MEASURES.values(), *loss, *COST_COLUMNS, "EPS")
+    return ("group", *chosen, *COST_COLUMNS, *loss, MEASURES[ACCURACY])
 
 
-def level_cells(
-    study: Study,
-    group: str,
-    values: Mapping[str, Sequence[float]],
-    chosen: str,
-    answers: np.ndarray | None,
-) -> list[str]:
-    """The texts of a row of `level_columns`; answers: of StudyTable."""
-    found = [estimate(values[name], CONFIDENCE, answers).interval for name in MEASURES]
-    measured = [interval.text(".2f") for interval in found]
+def level_row(values: Mapping[str, Sequence[float]], answers: np.ndarray | None) -> dict[str, str]:
+    """The texts of a group's row by title, its name left out; answers: of StudyTable."""
     means = {name: fmean(column) for name, column in values.items()}
-    cost = [f"{means[name] / GIGA:,.3g}" for name in ("train_flop", "all_flop")]
-    counts = [f"{means[name]:,.0f}" for name in ("env_steps", "parameters")]
-    row = [group, *[chosen] * bool(study.grid), *measured, *counts, *cost]
-    return [*row, f"{means['eps']:.1f}"]
+    found = {title: intervals_of(values, answers)[name] for name, title in MEASURES.items()}
+    texts = {title: interval.text(".2f") for title, interval in found.items()}
+    return texts | {
+        "test loss": intervals_of(values, answers)[LOSS].text(".4f"),
+        "perplexity": f"{exponential(means[LOSS]):.4g}",
+        "env-steps": f"{means['env_steps']:,.0f}",
+        "parameters": f"{means['parameters']:,.0f}",
+        "training GFLOP": f"{means['train_flop'] / GIGA:,.4g}",
+        "all GFLOP": f"{means['all_flop'] / GIGA:,.4g}",
+        "EPS": f"{means['eps']:.1f}",
+    }
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
+def intervals_of(
+    values: Mapping[str, Sequence[float]], answers: np.ndarray | None
+) -> dict[str, Interval]:
+    """The intervals of the means of accuracies and loss, of accuracies over test samples too."""
+    found = {name: estimate(values[name], CONFIDENCE, answers).interval for name in MEASURES}
+    return found | {LOSS: estimate(values[LOSS], CONFIDENCE).interval}
+
+
+def plain_table(title: str, headings: Sequence[str]) -> Table:
     """A table whose words stand left and whose numbers stand right."""
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
     for heading in headings:
@@ -99,28 +143,31 @@ def record(study: Study, tables: Sequence[StudyTable]) -> dict[str, Json]:
         "significance": comparison.SIGNIFICANCE,
     }
     records = [table_record(study, table) for table in tables]
-    return head | ({"budgets": records} if study.budgets else records[0])
+    return head | (records[0] if study.is_plain else {"budgets": records})
 
 
 def table_record(study: Study, table: StudyTable) -> dict[str, Json]:
     """The numbers of a table by random seed, comparisons, and how values were chosen."""
     numbers = table.numbers
-    rows = comparison.compare_groups(numbers, table.answers)
-    found: dict[str, Json] = {
-        "random_seeds": list(table.complete),
-        "groups": {
-            name: {"overrides": list(study.groups[name.split()[0]])} | dict(values)
-            for name, values in numbers.items()
-        },
-        "test": test_of(rows),
-        "comparisons": [row.record() for row in rows],
+    groups: dict[str, Json] = {}
+    for name, values in numbers.items():
+        known = intervals_of(values, table.answers.get(name))
+        intervals: dict[str, Json] = {key: bounds._asdict() for key, bounds in known.items()}
+        overrides = list(study.groups[name.split()[0]])
+        groups[name] = {"overrides": overrides, "intervals": intervals, **values}
+    found: dict[str, Json] = {"random_seeds": list(table.complete), "groups": groups}
+    if study.is_plain:
+        rows = comparison.compare_groups(numbers, table.answers)
+        return found | {"test": test_of(rows), "comparisons": [row.record() for row in rows]}
+    found |= {
+        "gflop": table.gflop or None,
+        "pairs": [pair.record() for pair in ranked(table)],
+        "sentence": sentence_of(table),
     }
-    if table.gflop:
-        found["gflop"] = table.gflop
-    if table.tunings:
+    if study.grid:
         found["tuning"] = {
             "random_seeds": list(study.tune_seeds),
-            "groups": {name: choice.record() for name, choice in table.choices.items()},
+            "groups": {name: chosen.record() for name, chosen in table.choices.items()},
             "gflop": sum(tuning.flop for tuning in table.tunings.values()) / GIGA,
             "seconds": sum(tuning.seconds for tuning in table.tunings.values()),
         }

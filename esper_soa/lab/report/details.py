@@ -6,7 +6,7 @@ from html import escape
 
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs, study_of
-from esper_soa.lab.report.run_files import Record, RunRecord, Table, number
+from esper_soa.lab.report.run_files import Record, RunRecord, Table, listed, number
 from esper_soa.lab.report.text import UNKNOWN_NUMBER, format_number, p_value
 from esper_soa.lab.run_folders import MEASURES
 from esper_soa.training.results.statistics import Interval, source_words
@@ -19,6 +19,7 @@ UPDATE_COLUMNS = {
     "kl": "divergence from the policy before (nats)",
 }
 PAIR_COLUMNS = "group|other|random seeds|difference (points)|over|p"
+STUDY_PAIRS = "budget (GFLOP)|group|over|lead|p|p after Holm"
 STUDY_DIFFERENCE = "difference (points)|seeds won|effect|p|p after Holm"
 
 
@@ -107,18 +108,15 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
     return _about(words) + _table(f"{PAIR_COLUMNS}|p of {len(compared)} together", rows)
 
 
-def _listed(record: Record, name: str) -> list:
-    value = record.get(name)
-    return value if isinstance(value, list) else []
-
-
 def _study(study: Record) -> str:
-    rows = [row for row in _listed(study, "comparisons") if isinstance(row, dict)]
+    if budgets := listed(study, "budgets"):
+        return _budgets(study, budgets)
+    rows = [row for row in listed(study, "comparisons") if isinstance(row, dict)]
     powers = (
         f" {row['group']}, {_measure(row)}: {row['power']}." for row in rows if row.get("power")
     )
     words = (
-        f"By esper-compare, over {len(_listed(study, 'random_seeds'))} random seeds that every "
+        f"By esper-compare, over {len(listed(study, 'random_seeds'))} random seeds that every "
         "group has played: differences paired by random seed, intervals of "
         f"{number(study, 'confidence') or 0:.0%}, p of {study.get('test') or 'signed rank tests'}, "
         f"corrected after Holm for {len(rows)} comparisons. The effect is the "
@@ -126,6 +124,31 @@ def _study(study: Record) -> str:
     )
     return _about(words) + _table(
         f"group|against|measure|{STUDY_DIFFERENCE}|verdict", map(_study_row, rows)
+    )
+
+
+def _budgets(study: Record, budgets: Sequence[Record]) -> str:
+    """Sentences and pairs of a study that has them for each budget, or tuned values at none."""
+    words = (
+        f"By esper-compare. Pairs are by random seed; intervals of "
+        f"{number(study, 'confidence') or 0:.0%} and p are of the same t test, p after Holm is for "
+        "all pairs at a budget. A lead is in percent points, of test losses in nats."
+    )
+    sentences = "".join(_about(str(budget.get("sentence", ""))) for budget in budgets)
+    rows = [_pair_row(budget, pair) for budget in budgets for pair in listed(budget, "pairs")]
+    return sentences + _about(words) + _table(STUDY_PAIRS, rows)
+
+
+def _pair_row(budget: Record, pair: Record) -> tuple[str, ...]:
+    bounds = [number(pair, name) for name in Interval._fields]
+    lead = Interval(*(math.nan if bound is None else bound for bound in bounds))
+    return (
+        format_number(number(budget, "gflop"), "{:,.4g}".format),
+        str(pair.get("group", "")),
+        str(pair.get("other", "")),
+        lead.text("+z.3f"),
+        p_value(number(pair, "p") or 0.0),
+        p_value(number(pair, "corrected") or 0.0),
     )
 
 
@@ -138,7 +161,7 @@ def _study_row(row: Record) -> tuple[str, ...]:
         str(row.get("reference", "")),
         _measure(row),
         UNKNOWN_NUMBER if bounds[0] is None else difference.text(),
-        f"{wins} of {len(_listed(row, 'differences'))}",
+        f"{wins} of {len(listed(row, 'differences'))}",
         format_number(number(row, "effect"), "{:+.2f}".format),
         p_value(number(row, "p") or 0.0),
         p_value(number(row, "corrected") or 0.0),
@@ -164,7 +187,7 @@ def _anomalies(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         rounds: dict[str, list[str]] = {}
         for line in run.rounds:
-            for name in _listed(line, "anomalies"):
+            for name in listed(line, "anomalies"):
                 rounds.setdefault(str(name), []).append(str(line.get("round")))
         rows += [(run.label, name, ", ".join(where)) for name, where in rounds.items()]
     table = _shared("finding|in rounds|runs", rows, len(runs))

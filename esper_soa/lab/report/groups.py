@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from esper_soa.lab.report.run_files import Record, RunRecord, mean_of, number, read_json
-from esper_soa.lab.run_folders import COMPARISON_FILE
+from esper_soa.lab.run_folders import COMPARISON_FILE, MAX_DEPTH
 from esper_soa.training.results.answers import GROWN, stacked
 from esper_soa.training.results.statistics import (
     Estimate,
@@ -157,6 +157,8 @@ def _rows(group: RunGroup, seeds: Sequence[float]) -> tuple[list[float], np.ndar
 
 
 def study_of(groups: Sequence[RunGroup]) -> Record:
-    """The record of esper-compare of runs that are all in <study>/<group>/<seed>, else empty."""
-    folders = {run.path.resolve().parent.parent for group in groups for run in group.runs}
-    return read_json(folders.pop() / COMPARISON_FILE) if len(folders) == 1 else {}
+    """The content of compare.json of the folder that all runs are in; empty without one."""
+    paths = [run.path.resolve() for group in groups for run in group.runs]
+    above = [folder for folder in paths[0].parents if all(folder in path.parents for path in paths)]
+    studies = (folder / COMPARISON_FILE for folder in above[:MAX_DEPTH])
+    return next((read_json(place) for place in studies if place.is_file()), {})

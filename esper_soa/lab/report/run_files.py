@@ -129,6 +129,12 @@ def numbers(record: object, name: str) -> list[float | None]:
     return [number({"": value}, "") for value in items] if isinstance(items, list) else []
 
 
+def listed(record: object, name: str) -> list:
+    """The list under `name`; empty where there is none."""
+    items = record.get(name) if isinstance(record, Mapping) else None
+    return items if isinstance(items, list) else []
+
+
 def round_of(line: Record) -> int:
     """The round, from 1, that a line of JSON is of."""
     return int(number(line, "round") or 0)

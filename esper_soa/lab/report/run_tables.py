@@ -11,6 +11,7 @@ from esper_soa.lab.report.run_files import (
     Row,
     RunRecord,
     Table,
+    listed,
     mean_of,
     number,
     numbers,
@@ -223,6 +224,24 @@ def setting_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
             for env, (value, accuracy, size) in enumerate(zip(column, *results, strict=False)):
                 row: Row = {"run": run.label, "hosts": kind, "setting": name, "host": env}
                 yield row | {"value": value, "test_accuracy": accuracy, "parameters": size}
+
+
+def frontier_rows(study: Record) -> Iterator[Row]:
+    """A row per budget and group: cost and results, means over random seeds with their bounds."""
+    for budget in listed(study, "budgets"):
+        groups = part(budget, "groups")
+        for name in groups:
+            group = part(groups, name)
+            row: Row = {"side": name, "budget": number(budget, "gflop")}
+            for column in ("env_steps", "parameters"):
+                row[column] = mean_of(numbers(group, column))
+            for column, source in (("train_gflop", "train_flop"), ("all_gflop", "all_flop")):
+                row[column] = _giga(mean_of(numbers(group, source)))
+            for measure, bounds in part(group, "intervals").items():
+                row[measure] = number(bounds, "mean")
+                row[f"{measure}_low"] = number(bounds, "low")
+                row[f"{measure}_high"] = number(bounds, "high")
+            yield row
 
 
 def standing_rows(standings: Sequence[FinishedGroup]) -> Iterator[Row]:

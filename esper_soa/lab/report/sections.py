@@ -11,7 +11,7 @@ from typing import NamedTuple
 import yaml
 
 from esper_soa.lab.report import env_steps, lanes, run_tables
-from esper_soa.lab.report.groups import RunGroup, standings
+from esper_soa.lab.report.groups import RunGroup, standings, study_of
 from esper_soa.lab.report.run_files import Row, RunRecord, Table
 from esper_soa.lab.report.text import UNKNOWN_NUMBER
 from esper_soa.system.json_lines import Json
@@ -62,7 +62,7 @@ def make_drawing(groups: Sequence[RunGroup]) -> tuple[list[Section], dict[str, T
     for section in charts()["sections"]:
         figure_entries = (_adapt_figure(entry, tables) for entry in section["figures"])
         figures = [
-            _figure(entry, tables, runs)
+            make_figure(entry, tables, runs)
             for entry in figure_entries
             if entry["kind"] and any(tables[entry["data"]].get(entry["value"], []))
         ]
@@ -87,6 +87,7 @@ def tables_of(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> dict[str
         "finals": run_tables.final_rows(runs),
         "means": run_tables.mean_rows(lines, "round"),
         "hosts": run_tables.host_rows(runs),
+        "frontier": run_tables.frontier_rows(study_of(groups) if len(runs) > 1 else {}),
         "settings": run_tables.setting_rows(runs),
         "lanes": lanes.lane_rows(rounds),
         "accuracies": lanes.accuracy_rows(rounds),
@@ -112,7 +113,7 @@ def _adapt_figure(entry: dict, tables: Mapping[str, Table]) -> dict:
     return entry | {"kind": kind} | ({"rows": entry["by"]} if kind == "bars" else {})
 
 
-def _figure(chart_entry: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]) -> dict:
+def make_figure(chart_entry: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]) -> dict:
     """A figure that charts.yaml lists, with the values that its kind of chart asks for."""
     entry: dict = {"table": chart_entry["data"], **charts()["left_out"], **chart_entry}
     data = tables[entry["data"]]
@@ -129,6 +130,8 @@ def _figure(chart_entry: dict, tables: Mapping[str, Table], runs: Sequence[RunRe
         "value_title": _title(value),
         "low": f"{value}_min" if spread else "",
         "high": f"{value}_max",
+        "lower": f"{value}_low",
+        "upper": f"{value}_high",
         "hosts": bool(tables["hosts"]),
         "control_course": course,
         "control": ended and not course,

@@ -12,7 +12,7 @@ from esper_soa.lab.report.groups import (
     standings,
     study_of,
 )
-from esper_soa.lab.report.run_files import Cell, RunRecord, number, part
+from esper_soa.lab.report.run_files import Cell, RunRecord, listed, number, part
 from esper_soa.training.results.progress import duration
 from esper_soa.training.results.verdict import control_text
 
@@ -31,6 +31,8 @@ def verdict_of(groups: Sequence[RunGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     if len(runs) == 1:
         return _of_one(runs[0])
+    if budgets := listed(study_of(groups), "budgets"):
+        return str(part({"": budgets[-1]}, "").get("sentence", ""))
     rows = standings(groups)
     if not rows:
         return f"None of {len(runs)} runs has come to its end: what follows is how far they are."

@@ -109,7 +109,7 @@ def test_groups_share_seeds_and_keep_runs(
         assert group != "c" or seen[0] != seen[1]
     written = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     folder_of(asked, "b", 9).joinpath("summary.json").unlink()
-    monkeypatch.setattr(command, "leave_report", lambda _: "")
+    monkeypatch.setattr(command, "leave_file", lambda *_: "")
     assert command.compare(study(folder, *GROUPS, "random_seeds=[5,9]"), quiet()) == []
     again = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     changed = {path for path in written if written[path] != again[path]}

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from esper_soa.config.compose import compose_settings
-from esper_soa.lab.compare.command import compare, study_of
+from esper_soa.lab.compare.command import compare, main, study_of
 from esper_soa.lab.compare.lengths import LENGTHS_FILE, corrected, host_flop, length_at
 from esper_soa.lab.compare.study import FIGURES, GIGA, Runs, Study, table_runs
 from esper_soa.system.errors import UserError
@@ -119,6 +119,9 @@ def test_a_study_that_was_cut_off_ends_as_one_that_was_not(played: Played, tmp_p
         shutil.rmtree(path)
     kept = {path: path.stat().st_mtime_ns for path in folder.rglob("summary.json")}
     assert len(kept) > 3
+    for path in kept:  # of a version that lacks a setting, which has its default
+        config = path.with_name("config.yaml")
+        config.write_text(config.read_text().replace("restarts: 0\n", ""))
     play(folder, *ASKED)
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
     record = json.loads((folder / "compare.json").read_text())
@@ -228,3 +231,15 @@ def test_folders_of_earlier_versions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "host" / "seed_5").mkdir(parents=True)
     with pytest.raises(UserError, match=r"Rename folders such as .*/host/seed_5 to random_seed_5"):
         study(tmp_path, *GROUPS)
+
+
+@pytest.mark.slow
+def test_a_plan_tells_runs_and_cost_and_plays_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*TINY, f"out={tmp_path / 'study'}", *ASKED, "--plan"])
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert f"tuning/host/{BUDGET[6:]}gflop 1 20 4" in "\n".join(told)
+    assert told[-1].startswith("6 runs, ")
+    assert told[-1].endswith("by a probe of every group; grids that are widened come on top")
+    assert not (tmp_path / "study").exists()

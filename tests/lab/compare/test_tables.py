@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from esper_soa.lab.compare.command import study_of
@@ -52,6 +53,9 @@ def test_random_seeds_that_a_group_has_not_played_count_for_none(tmp_path: Path)
     found = record(asked, [played])
     values = {"a": [50.0, 70.0, 80.0], "b": [49.0, 71.0, 82.0]}
     overrides = {"a": [], "b": ["policy.name=wait"]}
+    bounds = [found["groups"][group].pop("intervals") for group in ("a", "b")]
+    assert bounds[1]["net"]["mean"] == pytest.approx(202 / 3)
+    assert bounds[0]["test_loss"].keys() == {"mean", "low", "high"}
     assert found.pop("groups") == {
         group: {"overrides": overrides[group]} | dict.fromkeys(names, values[group])
         for group in ("a", "b")
