@@ -46,7 +46,7 @@ from tests.builders.tiny_world import CPU
 
 ENVS = 2
 ROUNDS = 2
-STEPS = 22
+STEPS = 16
 
 
 def settings(player: str, **changed: object) -> TrainConfig:
