@@ -1,5 +1,6 @@
 """Tables come from records of commits alone, and the pages hold what the command makes of them."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from benchmarks.proof_tables import DECLARED, FIGURE
 from benchmarks.records import METHOD, RESULTS, check_folder, keep, newest
 from benchmarks.table import NOTHING, main, sections, written
 from benchmarks.timing import BenchmarkError
+from esper_soa.training.results.statistics import Interval
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/numbers.md", "docs/text.md", "benchmarks/results/README.md")
@@ -41,6 +43,9 @@ def test_differences_that_are_copied_to_the_page_are_those_of_the_records() -> N
     by_hand = re.sub(r"<!-- table:.*?<!-- end -->", "", page, flags=re.DOTALL)
     copied = re.findall(r"\| ([+-]\d\S* \[\S+ \S+\])", by_hand)
     made = "\n".join("\n".join(lines) for lines in sections(RESULTS)[0].values())
+    for budget in json.loads((RESULTS / "equal_flop.json").read_text())["study"]["budgets"]:
+        rows = [Interval(row["mean"], row["low"], row["high"]) for row in budget["comparisons"]]
+        made = "\n".join([made, *(row.text() for row in rows)])
     assert len(copied) > 20
     assert [cell for cell in copied if cell not in made] == []
 
