@@ -225,18 +225,17 @@ def check_study(study: Study) -> None:
 def compare(study: Study, console: Console) -> list[str]:
     """Play what is missing, print the tables, write compare.json; returns failed runs, in words."""
     player = StudyPlayer(study, console)
+    place = study.out / COMPARISON_FILE
     tables = []
     for gflop in study.budgets or (0.0,):
         table = player.table(gflop)
         if table.complete and len(table.figures) > 1:
             tables.append(table)
             report(console, study, table)
+            write_text(place, json_line(record(study, tables)) + "\n")
     if tables:
-        place = study.out / COMPARISON_FILE
-        write_text(place, json_line(record(study, tables)) + "\n")
-        console.print(
-            f"written to {place}; runs by group and random seed beside it", highlight=False
-        )
+        words = f"written to {place}; runs by group and random seed beside it"
+        console.print(words, highlight=False, soft_wrap=True)
         files = {"report": RunFolder(study.out).report.name}
         files |= {"figure": "frontier.svg"} if study.budgets else {}
         for kind, name in files.items():
