@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from statistics import fmean
 
+from benchmarks.intervals import mean_interval
 from benchmarks.records import CONFIDENCE, Line, bounds, markdown, paired_cells, place
-from esper_soa.training.results.statistics import mean_interval
 
 NAMES = {
     "learned": "learned policy",

@@ -1,4 +1,4 @@
-"""The interquartile mean and the probability of improvement, with their intervals. No torch."""
+"""Means, interquartile means, the probability of improvement, with their intervals. No torch."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,22 @@ from statistics import NormalDist
 import numpy as np
 from scipy.special import stdtrit
 
-from esper_soa.training.results.statistics import Interval
+from esper_soa.training.results.statistics import Interval, estimate
 
 HALVINGS = 60  # of a bracket in [0, 1] that holds a bound: more than a float can tell apart
+
+
+def mean_interval(values: Sequence[float], confidence: float) -> Interval:
+    """The mean and t interval of `values`, over rows alone."""
+    return estimate(values, confidence).interval
+
+
+def difference_interval(
+    values: Sequence[float], others: Sequence[float], confidence: float
+) -> Interval:
+    """The mean of values[i] - others[i] with its interval; both of one length, paired by place."""
+    pairs = zip(values, others, strict=True)
+    return mean_interval([value - other for value, other in pairs], confidence)
 
 
 def iqm_interval(values: Sequence[float], confidence: float) -> Interval:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from benchmarks.intervals import mean_interval
 from benchmarks.records import CONFIDENCE, Line, bounds, markdown, paired_cells, place
-from esper_soa.training.results.statistics import mean_interval
 
 MOST_TIMES = 8.0  # budgets end here
 CHANCE = 10.0  # percent, of ten classes

@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from benchmarks.intervals import improvement_interval, iqm_interval
+from benchmarks.intervals import (
+    difference_interval,
+    improvement_interval,
+    iqm_interval,
+    mean_interval,
+)
 from benchmarks.rank_tests import mann_whitney
 from benchmarks.records import CONFIDENCE
-from esper_soa.training.results.statistics import Interval, difference_interval, mean_interval
+from esper_soa.training.results.statistics import Interval
 
 SIGNIFICANCE = 0.01  # of the Mann-Whitney p of a verdict
 LEARNED = "learned"

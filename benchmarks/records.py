@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 
 from benchmarks import machine
+from benchmarks.intervals import difference_interval
 from benchmarks.rank_tests import signed_rank
 from benchmarks.timing import BenchmarkError
 from esper_soa.system.errors import UserError
-from esper_soa.training.results.statistics import Interval, difference_interval
+from esper_soa.training.results.statistics import Interval
 
 RESULTS = Path(__file__).parent / "results"
 # of measuring; one more where opponents or what is timed change, so that no table mixes two

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.intervals import mean_interval
 from benchmarks.processes import ROOT, train
 from benchmarks.records import (
     CONFIDENCE,
@@ -28,7 +29,6 @@ from benchmarks.records import (
     place,
     report,
 )
-from esper_soa.training.results.statistics import mean_interval
 
 SEEDS = tuple(range(301, 311))
 # Settings of the runs. The first one's control takes the final networks of its grown hosts. The

@@ -139,16 +139,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.maximum.accumulate(raised.clip(max=1.0))
     return adjusted.tolist()
-
-
-def mean_interval(values: Sequence[float], confidence: float) -> Interval:
-    """The mean and t interval of `values`, over rows alone."""
-    return estimate(values, confidence).interval
-
-
-def difference_interval(
-    values: Sequence[float], others: Sequence[float], confidence: float
-) -> Interval:
-    """The mean of values[i] - others[i] with its interval; both of one length, paired by place."""
-    pairs = zip(values, others, strict=True)
-    return mean_interval([value - other for value, other in pairs], confidence)

@@ -33,7 +33,7 @@ from esper_soa.training.loop.evaluation import (
 )
 from esper_soa.training.results.final_table import as_text
 from esper_soa.training.results.final_test import measure_test
-from esper_soa.training.results.statistics import mean_interval
+from esper_soa.training.results.statistics import estimate
 from tests.builders.equal_runs import CPU, settings
 from tests.builders.recording_agent import Witnessed, witnessed_round
 from tests.builders.tiny_runs import evaluate, fresh, log_of
@@ -224,8 +224,8 @@ def test_intervals_have_the_confidence_that_was_asked_for(trained: Path) -> None
     }
     for confidence in (0.5, 0.99):
         first, second = judge(scores, asked(trained, confidence=confidence))
-        assert first.means["net"] == mean_interval(values, confidence)
-        assert second.lead == mean_interval([1.0, 1.5, 1.0, 1.0], confidence)
+        assert first.means["net"] == estimate(values, confidence).interval
+        assert second.lead == estimate([1.0, 1.5, 1.0, 1.0], confidence).interval
 
 
 def test_table_and_record_have_every_number_in_its_place(tmp_path: Path) -> None:

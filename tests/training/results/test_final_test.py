@@ -48,15 +48,16 @@ def test_answers_are_those_of_the_grown_networks_sample_by_sample(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(final_test, "AT_ONCE", 4)
-    cfg = replace(tiny_settings(6, 3, 20), val_samples=4)
+    cfg = replace(tiny_settings(24, 3, 20), val_samples=4)
     cfg.compute.engine = engine
     data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=11)
     world = build_world(replace(cfg, data=data), CPU)
     result = with_test(world, random_round(world))
     assert result.answers is not None
     assert result.answers.dtype == torch.int8
+    assert result.answers[:, 0].any(), "the first sample, which padding must not touch"
     inputs, labels = world.data.samples("test", torch.arange(11))
-    hosts = export_hosts(world, result.hosts, 1, envs=range(6))
+    hosts = export_hosts(world, result.hosts, 1, envs=range(24))
     for host, answers, accuracy in zip(hosts, result.answers, result.test_accuracies, strict=True):
         right = host.network()(inputs).argmax(1) == labels
         assert answers.tolist() == right.long().tolist()

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.intervals import improvement_interval, iqm_interval
+from benchmarks.intervals import (
+    difference_interval,
+    improvement_interval,
+    iqm_interval,
+    mean_interval,
+)
 from esper_soa.training.results.statistics import (
     Estimate,
     Interval,
     detectable,
-    difference_interval,
     estimate,
     holm,
-    mean_interval,
     sample_variance,
     source_words,
 )
