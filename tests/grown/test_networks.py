@@ -103,13 +103,6 @@ def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(
     assert seeds > 0
 
 
-def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
-    undisturbed: RunFolder, tmp_path: Path
-) -> None:
-    fresh(settings(rounds=2), tmp_path)
-    assert kept(resumed(settings(), tmp_path)) == kept(undisturbed)
-
-
 def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
     undisturbed: RunFolder, folder: RunFolder
 ) -> None:

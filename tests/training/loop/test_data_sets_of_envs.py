@@ -22,8 +22,8 @@ from esper_soa.training.loop.build import build_world, make_setup
 from esper_soa.training.results.answers import GROWN, read_answers
 from esper_soa.training.start.runs import open_run
 from tests.builders import user_files
-from tests.builders.equal_runs import assert_equal_runs, settings
-from tests.builders.tiny_runs import evaluate, fresh, records, resumed
+from tests.builders.equal_runs import settings
+from tests.builders.tiny_runs import evaluate, fresh, records
 from tests.builders.tiny_world import SingleEnv
 
 CPU = torch.device("cpu")
@@ -153,17 +153,6 @@ def test_a_network_knows_the_images_of_its_env(whole: Path, env: int) -> None:
     assert seen.accuracy == net.spec["validation_accuracy"]
     assert seen.loss == pytest.approx(net.spec["validation_loss"], abs=1e-5)
     assert run.images("train", env)[0].shape[0] == (32 if name == "synthetic" else 4000)
-
-
-def test_a_run_goes_on_as_if_undisturbed_on_the_same_sets_alone(tmp_path: Path) -> None:
-    cfg = on(BOTH, "ppo", control="static_large", control_rounds=1)
-    for name, first in (("whole", cfg), ("parts", replace(cfg, rounds=1))):
-        fresh(first, tmp_path / name)
-    resumed(cfg, tmp_path / "parts")
-    assert_equal_runs(tmp_path / "whole", tmp_path / "parts", rounds=2)
-    other = replace(cfg, data=replace(cfg.data, name="[fashion32,synthetic]"), rounds=3)
-    with pytest.raises(Exception, match="the images are not those of the checkpoint"):
-        resumed(other, tmp_path / "parts")
 
 
 def test_an_evaluation_gives_each_env_its_own(

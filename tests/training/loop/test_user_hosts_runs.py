@@ -22,7 +22,7 @@ from tests.builders import warm
 from tests.builders.equal_runs import CPU, assert_equal_runs, lines, settings
 from tests.builders.grown_hosts import score
 from tests.builders.lanes import some_of
-from tests.builders.program import TINY, finished
+from tests.builders.program import TINY
 from tests.builders.tiny_runs import fresh, log_of, resumed
 
 HERE = "hosts_of_users"
@@ -179,12 +179,6 @@ def test_the_policy_of_a_run_comes_out_with_the_slots_of_its_host(tmp_path: Path
     slots = [(slot["name"], slot["channels"]) for slot in run.policy().spec["slots"]]
     assert slots == [("r0c0", 6), ("r0c2", 10)]
     assert run.export().spec["task"] == "staged"
-
-
-def test_the_command_line_ends_with_one_line_for_a_host_that_is_none(tmp_path: Path) -> None:
-    done = finished(*TINY, "task.host=nowhere:mine", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: task.host=nowhere:mine: must be module:name of a module")
 
 
 def test_a_simulator_says_what_is_wrong_with_its_host() -> None:
