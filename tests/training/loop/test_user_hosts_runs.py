@@ -75,28 +75,33 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path
         resumed(settings(control="static_final", rounds=3), tmp_path / "before")
 
 
-@pytest.fixture(scope="module")
-def played() -> dict[str, Simulator]:
-    """An episode of hosts of each kind, in which seeds grow; modules in one of them."""
-    found = {}
-    for name, slots in SLOTS.items():
+class Played(dict[str, Simulator]):
+    """By the kind of its hosts an episode in which seeds grow, modules in one of them; it is played
+    when it is asked for.
+    """
+
+    def __missing__(self, name: str) -> Simulator:
         seed = "parts_of_users:grouped" if name == "staged" else "norm"
         given = {
             "task.host": f"{HERE}:{name}",
-            "slots": f"[{','.join(slots)}]",
+            "slots": f"[{','.join(SLOTS[name])}]",
             "task.blueprints": f"[{seed}]",
             "policy.schedule.blueprint": seed,
         }
-        sim = esper_soa.make("smoke", **(GIVEN | given))
-        for _ in sim.episode():
+        self[name] = esper_soa.make("smoke", **(GIVEN | given))
+        for _ in self[name].episode():
             pass
-        found[name] = sim
-    return found
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return Played()
 
 
 @pytest.mark.parametrize("name", SLOTS)
 def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(
-    name: str, played: dict[str, Simulator]
+    name: str, played: Played
 ) -> None:
     net = played[name].export(1)
     world = played[name].world
@@ -114,7 +119,7 @@ def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(
 
 @pytest.mark.parametrize("name", some_of(SLOTS, "staged", "uneven"))
 def test_a_grown_network_goes_into_files_and_comes_back(
-    name: str, played: dict[str, Simulator], tmp_path: Path
+    name: str, played: Played, tmp_path: Path
 ) -> None:
     net = played[name].export(0)
     images = torch.rand(3, 3, 32, 32)
@@ -126,7 +131,7 @@ def test_a_grown_network_goes_into_files_and_comes_back(
     torch.testing.assert_close(program(images[:2]), net(images[:2]), rtol=1e-5, atol=1e-5)
 
 
-def test_a_counter_comes_out_as_the_whole_number_that_it_was(played: dict[str, Simulator]) -> None:
+def test_a_counter_comes_out_as_the_whole_number_that_it_was(played: Played) -> None:
     state = played["counting"].export(0).state_dict()
     assert state["0.own.batches"].dtype == torch.int64
     assert int(state["0.own.batches"]) == 2 * 6  # batches of env-steps
@@ -134,7 +139,7 @@ def test_a_counter_comes_out_as_the_whole_number_that_it_was(played: dict[str, S
 
 @pytest.mark.parametrize(("name", "imported"), [("refined", False), ("staged", True)])
 def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them(
-    name: str, imported: bool, played: dict[str, Simulator], tmp_path: Path
+    name: str, imported: bool, played: Played, tmp_path: Path
 ) -> None:
     net = played[name].export(0)
     images = torch.rand(2, 3, 32, 32)
@@ -158,7 +163,7 @@ def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them
 
 
 def test_the_command_imports_the_modules_that_a_network_needs(
-    played: dict[str, Simulator],
+    played: Played,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
