@@ -7,6 +7,7 @@ folder of a study keeps them. No torch before a host's FLOP are asked for.
 
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from esper_soa.config.compose import compose_settings
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from esper_soa.lab.plan.plan import Plan
 
 TOLERANCE = 0.01  # of a budget, by which a mean cost may miss it; or by an env-step
-MOST_PROBES = 3  # of a group and budget
+MOST_PROBES = 6  # of a group and budget
 LENGTHS_FILE = "lengths.json"
 
 
@@ -43,14 +44,23 @@ def length_at(gflop: float, step_flop: float) -> int:
     return max(1, round(gflop * GIGA / step_flop))
 
 
-def corrected(gflop: float, flop: float, steps: int) -> int:
-    """The length at which hosts that cost `flop` in so many env-steps are at the budget: the same
-    where they are, to TOLERANCE or an env-step, or where nothing is known of the cost (NaN).
+def corrected(gflop: float, costs: Mapping[int, float], steps: int) -> int:
+    """A length at which hosts are nearer to the budget than at `steps`: the same where they are at
+    it, to TOLERANCE or an env-step, or where nothing is known of the cost (NaN).
+
+    costs: FLOP by lengths that are known. Between one that costs less than the budget and one that
+    costs more, what the cost of `steps` lets expect is taken, or else the middle.
     """
-    miss = abs(flop - gflop * GIGA)
-    if math.isnan(flop) or miss <= max(TOLERANCE * gflop * GIGA, flop / steps):
+    budget = gflop * GIGA
+    flop = costs[steps]
+    if math.isnan(flop) or abs(flop - budget) <= max(TOLERANCE * budget, flop / steps):
         return steps
-    return length_at(gflop, flop / steps)
+    low = max((length for length in costs if costs[length] < budget), default=0)
+    high = min((length for length in costs if costs[length] > budget and length > low), default=0)
+    expected = length_at(gflop, flop / steps)
+    if not high or low < expected < high:
+        return expected
+    return (low + high) // 2 or 1
 
 
 def check_runs(study: Study) -> None:
@@ -86,7 +96,8 @@ class Lengths:
         """
         key = f"{group} {gflop:g}"
         if gflop and key not in self.known and not math.isnan(tuned_flop):
-            return corrected(gflop, tuned_flop, self.of_tuning(group, gflop))
+            steps = self.of_tuning(group, gflop)
+            return corrected(gflop, {steps: tuned_flop}, steps)
         return self._known_or_first(key, group, gflop)
 
     def keep_of_table(self, group: str, gflop: float, steps: int) -> None:
@@ -99,11 +110,10 @@ class Lengths:
         steps = length_at(gflop, host_flop(settings)) if gflop else 0
         if key in self.known or not steps or settings.policy.name == "wait":
             return self.known.get(key, steps)
-        for _ in range(MOST_PROBES):
-            flop = probe(self.study, group, steps).took.train_flop
-            if corrected(gflop, flop, steps) == steps:
-                break
-            steps = corrected(gflop, flop, steps)
+        costs: dict[int, float] = {}
+        while steps not in costs and len(costs) < MOST_PROBES:
+            costs[steps] = probe(self.study, group, steps).took.train_flop
+            steps = corrected(gflop, costs, steps)
         self._keep(key, steps)
         return steps
 

@@ -78,6 +78,8 @@ class StudyPlayer:
         self.lengths = Lengths(study)
         self.failed: dict[str, str] = {}  # by name of a run, the reason
         self._ended = set[tuple[str, int]]()
+        # FLOP of a host by env-steps, of a group at a budget
+        self._costs: dict[tuple[str, float], dict[int, float]] = {}
         # training of hosts in the runs that have ended, their seconds, and what is left of the plan
         self._done = 0.0
         self._seconds = 0.0
@@ -138,7 +140,7 @@ class StudyPlayer:
         if key in self._ended or name in self.failed:
             return key in self._ended
         reason = runs.play(random_seed)
-        self._left -= runs.work(runs.planned)
+        self._left = max(0.0, self._left - runs.work(runs.planned))  # other lengths come on top
         if reason:
             self.failed[name] = reason
             return False
@@ -158,7 +160,9 @@ class StudyPlayer:
         for group, part in runs.items():
             played = self.figures({group: part}, tunings).get(group, {})
             costs = [figures["train_flop"] for figures in played.values()]
-            steps = corrected(part.gflop, fmean(costs or [math.nan]), steps=part.steps)
+            known = self._costs.setdefault((group, part.gflop), {})
+            known[part.steps] = fmean(costs or [math.nan])
+            steps = corrected(part.gflop, known, part.steps)
             if steps != part.steps:
                 self.lengths.keep_of_table(group, part.gflop, steps)
                 better[group] = table_runs(

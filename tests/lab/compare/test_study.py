@@ -139,11 +139,14 @@ def test_a_probe_tells_the_length_of_hosts_that_grow(tmp_path: Path) -> None:
 def test_a_length_is_corrected_where_its_cost_misses_the_budget() -> None:
     assert length_at(2.0, 0.3 * GIGA) == 7
     assert length_at(0.1, GIGA) == 1
-    assert corrected(100.0, 100.9 * GIGA, 1000) == 1000
-    assert corrected(100.0, 102.0 * GIGA, 1000) == 980
-    assert corrected(100.0, 110.0 * GIGA, 10) == 10, "an env-step costs 11"
-    assert corrected(100.0, 112.0 * GIGA, 10) == 9
-    assert corrected(100.0, float("nan"), 10) == 10
+    assert corrected(100.0, {1000: 100.9 * GIGA}, 1000) == 1000
+    assert corrected(100.0, {1000: 102.0 * GIGA}, 1000) == 980
+    assert corrected(100.0, {10: 110.0 * GIGA}, 10) == 10, "an env-step costs 11"
+    assert corrected(100.0, {10: 112.0 * GIGA}, 10) == 9
+    assert corrected(100.0, {10: float("nan")}, 10) == 10
+    steep = {20: 900.0 * GIGA, 2: 10.0 * GIGA}
+    assert corrected(100.0, steep, 20) == 11, "2 was too short"
+    assert corrected(100.0, steep, 2) == 11, "20 is too long"
 
 
 def test_numbers_are_of_the_hosts_with_the_values_of_the_side(tmp_path: Path) -> None:
