@@ -63,22 +63,22 @@ class Room(NamedTuple):
 
 
 ROOMS = (
-    Room("the package", ("esper_soa/**/*.py",), 38_750),
+    Room("the package", ("esper_soa/**/*.py",), 40_600),
     Room(
         "its core: without the lab and the engines in C and Triton",
         ("esper_soa/**/*.py",),
-        26_500,
+        27_000,
         (
             "esper_soa/lab/**/*.py",
             "esper_soa/nets/engines/cpu/**/*.py",
             "esper_soa/nets/engines/gpu/**/*.py",
         ),
     ),
-    Room("tests", ("tests/**/*.py",), 45_300, ("tests/gpu/stand_in_cuda.py",)),
+    Room("tests", ("tests/**/*.py",), 46_400, ("tests/gpu/stand_in_cuda.py",)),
     Room(
         "benchmarks besides finished studies",
         ("benchmarks/**/*.py",),
-        6_500,
+        6_550,
         ("benchmarks/studies/**/*.py",),
     ),
 )
@@ -180,7 +180,7 @@ def num_words(folder: Path) -> int:
 
 # Counts that should be small, each with its ceiling.
 COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
-    "words in docs/": (num_words, 38_300),
+    "words in docs/": (num_words, 38_800),
     "settings": (lambda folder: asked_of_python(folder, SETTINGS), 257),
     "functions that take a whole record of settings": (num_whole_settings, 33),
     "tuples starred into calls": (num_starred_tuples, 10),

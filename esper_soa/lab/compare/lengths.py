@@ -44,6 +44,11 @@ def length_at(gflop: float, step_flop: float) -> int:
     return max(1, round(gflop * GIGA / step_flop))
 
 
+def misses(gflop: float, flop: float, steps: int) -> bool:
+    """Whether hosts that cost `flop` in so many env-steps are not at the budget; NaN does not."""
+    return abs(flop - gflop * GIGA) > max(TOLERANCE * gflop * GIGA, flop / steps)
+
+
 def corrected(gflop: float, costs: Mapping[int, float], steps: int) -> int:
     """A length at which hosts are nearer to the budget than at `steps`: the same where they are at
     it, to TOLERANCE or an env-step, or where nothing is known of the cost (NaN).
@@ -53,7 +58,7 @@ def corrected(gflop: float, costs: Mapping[int, float], steps: int) -> int:
     """
     budget = gflop * GIGA
     flop = costs[steps]
-    if math.isnan(flop) or abs(flop - budget) <= max(TOLERANCE * budget, flop / steps):
+    if not misses(gflop, flop, steps):
         return steps
     low = max((length for length in costs if costs[length] < budget), default=0)
     high = min((length for length in costs if costs[length] > budget and length > low), default=0)

@@ -12,6 +12,7 @@ from rich.table import Table
 from esper_soa.lab.compare import comparison
 from esper_soa.lab.compare.comparison import CONFIDENCE, MeasureComparison
 from esper_soa.lab.compare.lead import ACCURACY, LOSS, RankedPair, lead_sentence, rank_pairs
+from esper_soa.lab.compare.lengths import misses
 from esper_soa.lab.compare.play import StudyTable
 from esper_soa.lab.compare.study import GIGA, Study
 from esper_soa.lab.run_folders import MEASURES
@@ -56,9 +57,20 @@ def equal_words(table: StudyTable) -> str:
 
 
 def sentence_of(table: StudyTable) -> str:
-    """Who is ahead of all others, in a sentence."""
+    """Who is ahead of all others, in a sentence, and which groups have missed the budget."""
     at = equal_words(table)
-    return lead_sentence(ranked(table), f"{at[0].upper()}{at[1:]}")
+    lead = lead_sentence(ranked(table), f"{at[0].upper()}{at[1:]}")
+    return " ".join([lead, *missed(table)])
+
+
+def missed(table: StudyTable) -> list[str]:
+    """A sentence for each group whose mean cost is not that of the budget."""
+    sentences = []
+    for group, values in table.numbers.items():
+        flop, steps = fmean(values["train_flop"]), fmean(values["env_steps"])
+        if table.gflop and misses(table.gflop, flop, round(steps)):
+            sentences.append(f"{group} has missed the budget with {flop / GIGA:.4g} GFLOP.")
+    return sentences
 
 
 def ranked(table: StudyTable) -> list[RankedPair]:
