@@ -67,8 +67,9 @@ def missed(table: StudyTable) -> list[str]:
     """A sentence for each group whose mean cost is not that of the budget."""
     sentences = []
     for group, values in table.numbers.items():
-        flop, steps = fmean(values["train_flop"]), fmean(values["env_steps"])
-        if table.gflop and misses(table.gflop, flop, round(steps)):
+        flop = fmean(values["train_flop"])
+        steps = round(fmean(values["env_steps"]))
+        if table.gflop and misses(table.gflop, flop, steps):
             sentences.append(f"{group} has missed the budget with {flop / GIGA:.4g} GFLOP.")
     return sentences
 
