@@ -79,7 +79,7 @@ def candidates(root: Path) -> dict[str, list[Change]]:
                 before = f"{ast.unparse(value.func)}({ast.unparse(default)}"
                 numeric = isinstance(default, ast.Constant) and default.value
                 if numeric and before in lines[node.lineno - 1]:
-                    new = default.value + 1 if isinstance(default.value, int) else default.value / 2
+                    new = default.value * 2 if isinstance(default.value, int) else default.value / 2
                     found["default"].append(
                         Change(
                             "default",
