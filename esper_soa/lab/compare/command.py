@@ -52,8 +52,8 @@ HELP = """\
                             as many env-steps as that buys them; without, at equal env-steps.
                             policy.schedule.germinate=[20%,10%] gives times as shares of them
   tune="task.host_lr=[0.02,0.04,0.08]"  the values of which each group takes its best at each
-                            budget, by validation accuracy on tune_seeds=2 other random seeds;
-                            log(a,b) is a, 2a, 4a, ... up to b
+                            budget on tune_seeds=2 other random seeds, by validation accuracy
+                            (text: validation loss); log(a,b) is a, 2a, 4a, ... up to b
   --plan                    print what the study takes, and play nothing
   out=FOLDER                where the runs go (runs/compare/<time>); the same folder goes on where
                             it was cut off

@@ -147,7 +147,7 @@ class StudyPlayer:
         self._ended.add(key)
         self._done += runs.work(max(1, len(runs.values)))
         summary = runs.summary(random_seed)
-        self._by_loss = bool(summary["perplexity"])
+        self._by_loss = all(part["perplexity"] for part in runs.summaries(random_seed))
         self._seconds += float(summary["wall_seconds"])
         left = duration(self._left / self._done * self._seconds)
         words = f"{name} ended: {self._done / (self._done + self._left):.0%} done, {left} left"

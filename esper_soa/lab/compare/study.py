@@ -39,6 +39,7 @@ FIGURES = {
     "env_steps": "num_steps",
     "train_flop": "train_flop",
     "all_flop": "all_flop",
+    "validation_loss": "validation_losses",
 }
 GIGA = 1e9
 NOT_IN_FOLDERS = re.compile(r"[^\w.+-]+")
@@ -143,29 +144,40 @@ class Runs(NamedTuple):
         return ""
 
     def summary(self, random_seed: int) -> dict:
-        """The content of summary.json of a run that has ended."""
-        return dict(json.loads(read_text(RunFolder(self.folder(random_seed)).summary)))
+        """The content of summary.json of a run that has ended, with means over its tasks."""
+        return _summary(self.folder(random_seed))
+
+    def summaries(self, random_seed: int) -> list[dict]:
+        """The same of each task of a run."""
+        folder = self.folder(random_seed)
+        tasks = self.study.settings[self.group].worlds
+        return [_summary(folder / task) for task in tasks] or [_summary(folder)]
 
     def figures(
         self, random_seed: int, side: str, values: Configuration = ()
     ) -> dict[str, dict[str, float]]:
         """Means over the hosts of `side` in a run that have the tuned `values`, and env-steps per
-        second, by the name of the side; of a group with lists, by name and configuration.
+        second, by the name of the side; of a group with lists, by name and configuration. With
+        several tasks, means over them.
         """
-        summary = self.summary(random_seed)
-        score = summary["grown"]
-        if side in self.study.finals:
-            score = next(control for control in summary["controls"] if control["name"] == FINAL)
-        eps = {"eps": float(summary["speed"]["eps"])}
-        named = self._settings_by_name(summary, side, values)
-        return {name: _figures(score, wanted) | eps for name, wanted in named.items()}
+        found: dict[str, list[dict[str, float]]] = {}
+        for summary in self.summaries(random_seed):
+            score = summary["grown"]
+            if side in self.study.finals:
+                score = next(control for control in summary["controls"] if control["name"] == FINAL)
+            for name, wanted in self._settings_by_name(summary, side, values).items():
+                found.setdefault(name, []).append(_figures(score, wanted))
+        eps = {"eps": float(self.summary(random_seed)["speed"]["eps"])}
+        return {name: _means(rows) | eps for name, rows in found.items()}
 
     def samples(
         self, random_seed: int, side: str, values: Configuration = ()
     ) -> dict[str, np.ndarray | None]:
         """By the names of `figures`, the percent that their hosts have right of each test sample;
-        None where it is not known.
+        None where it is not known, and with several tasks, which have different ones.
         """
+        if self.study.settings[self.group].worlds:
+            return {side: None}
         answers = read_answers(RunFolder(self.folder(random_seed)).answers)
         array = FINAL if side in self.study.finals else GROWN
         summary = self.summary(random_seed)
@@ -191,6 +203,14 @@ def _tuned(values: Sequence[Configuration]) -> list[str]:
             columns.setdefault(name, []).append(format_value(value))
     texts = {name: ",".join(column) for name, column in columns.items()}
     return [f"{name}={f'[{text}]' if len(values) > 1 else text}" for name, text in texts.items()]
+
+
+def _summary(folder: Path) -> dict:
+    return dict(json.loads(read_text(RunFolder(folder).summary)))
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: fmean(row[name] for row in rows) for name in rows[0]}
 
 
 def _label(side: str, settings: Mapping[str, object]) -> str:

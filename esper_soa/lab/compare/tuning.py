@@ -1,5 +1,6 @@
-"""Values of settings that are chosen for every side, by validation accuracy on random seeds that no
-table has. All values of a group are envs of the same runs. Needs no torch.
+"""Values of settings that are chosen for every side, by validation accuracy, or by the validation
+loss where groups are ranked by loss, on random seeds that no table has. All values of a group are
+envs of the same runs. Needs no torch.
 """
 
 import math
@@ -12,6 +13,9 @@ from esper_soa.lab.compare.study import Runs
 from esper_soa.system.json_lines import Json
 from esper_soa.training.results.verdict import Configuration
 
+ACCURACY = "validation_accuracy"
+LOSS = "validation_loss"
+MEASURES = {ACCURACY: 1.0, LOSS: -1.0}  # 1 where more is better
 MOST_WIDENINGS = 3  # of a grid whose best value lies at its edge
 
 # Plays a run, given its runs and random seed; whether it has come to its end.
@@ -24,7 +28,8 @@ class ChosenValues(NamedTuple):
     """The values that were chosen for a side."""
 
     values: Configuration
-    accuracies: Mapping[Configuration, float]  # validation accuracy of all that were tried, percent
+    measure: str  # of MEASURES, by which they were
+    scores: Mapping[Configuration, float]  # its mean, of all that were tried
     train_flop: float  # FLOP of training a host with the chosen values
     # Numbers beyond the chosen ones that lie at the edge of the grid, by setting; NaN where the
     # setting cannot have one.
@@ -48,8 +53,7 @@ class ChosenValues(NamedTuple):
     def record(self) -> dict[str, Json]:
         """The fields in compare.json."""
         tried: list[Json] = [
-            {"values": dict(values), "validation_accuracy": accuracy}
-            for values, accuracy in self.accuracies.items()
+            {"values": dict(values), self.measure: score} for values, score in self.scores.items()
         ]
         return {"values": dict(self.values), "tried": tried, "edges": list(self.edge_texts)}
 
@@ -88,7 +92,8 @@ def tune(runs: Runs, play: Play) -> Tuning | None:
                 for values in runs.values:
                     (figures,) = runs.figures(random_seed, side, values).values()
                     tried[side].setdefault(values, []).append(figures)
-        ends = {side: edges(grid, best(tried[side])) for side in sides}
+        measure = measure_of(runs)
+        ends = {side: edges(grid, best(means(tried[side], measure), measure)) for side in sides}
         wider = widened(grid, ends.values())
         further = tuple(row for row in configurations_of(wider) if row not in tried[sides[0]])
         if not further or number == MOST_WIDENINGS:
@@ -97,7 +102,7 @@ def tune(runs: Runs, play: Play) -> Tuning | None:
         place = f"{first.place}_wider_{number + 1}"
         runs = first._replace(place=place, values=further, planned=0)
     flop, seconds = map(sum, zip(*costs, strict=True))
-    choices = {side: _choice(tried[side], ends[side]) for side in sides}
+    choices = {side: _choice(tried[side], ends[side], measure) for side in sides}
     return Tuning(choices, flop, seconds)
 
 
@@ -110,20 +115,28 @@ def run_cost(runs: Runs, random_seed: int) -> tuple[float, float]:
     return runs.envs * flop, float(summary["wall_seconds"])
 
 
-def best(tried: Tried) -> Configuration:
-    """The configuration with the highest validation accuracy, mean over random seeds."""
-    means = _accuracies(tried)
-    return max(means, key=lambda values: -math.inf if math.isnan(means[values]) else means[values])
+def measure_of(runs: Runs) -> str:
+    """By which of MEASURES values are chosen in runs of which the first has ended."""
+    by_loss = runs.summary(runs.study.tune_seeds[0])["perplexity"]
+    return LOSS if by_loss else ACCURACY
 
 
-def _accuracies(tried: Tried) -> dict[Configuration, float]:
-    return {
-        values: fmean(figures["validation_accuracy"] for figures in rows)
-        for values, rows in tried.items()
+def means(tried: Tried, measure: str) -> dict[Configuration, float]:
+    """The mean of a measure over random seeds, of all configurations."""
+    return {values: fmean(row[measure] for row in rows) for values, rows in tried.items()}
+
+
+def best(scores: Mapping[Configuration, float], measure: str) -> Configuration:
+    """The configuration with the highest accuracy or the lowest loss; one without any is last."""
+    sign = MEASURES[measure]
+    known = {
+        values: -math.inf if math.isnan(score) else sign * score for values, score in scores.items()
     }
+    return max(known, key=lambda values: known[values])
 
 
-def _choice(tried: Tried, ends: Mapping[str, float]) -> ChosenValues:
-    values = best(tried)
+def _choice(tried: Tried, ends: Mapping[str, float], measure: str) -> ChosenValues:
+    scores = means(tried, measure)
+    values = best(scores, measure)
     flop = fmean(figures["train_flop"] for figures in tried[values])
-    return ChosenValues(values, _accuracies(tried), train_flop=flop, edges=ends)
+    return ChosenValues(values, measure, scores, train_flop=flop, edges=ends)

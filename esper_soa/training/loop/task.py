@@ -205,6 +205,7 @@ class TaskRun:
                     settings=grown.settings,
                     all_flop=list(played.all_flop) or unknown,
                     num_steps=played.num_steps,
+                    validation_losses=list(played.validation_losses) or unknown,
                     answers=[] if played.answers is None else list(played.answers.cpu().numpy()),
                 )
             )

@@ -76,6 +76,11 @@ class RoundResult(NamedTuple):
     settings: EnvSettings = NO_SETTINGS
     warning: str = ""  # about rewards that are not finite, where there are any
 
+    @property
+    def validation_losses(self) -> list[float]:
+        """Per env, nats; NaN where the host was rolled back."""
+        return list(self.hosts.loss.tolist())
+
 
 class Sums(NamedTuple):
     """Sums over the env-steps of a round, on the device."""

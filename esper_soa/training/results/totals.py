@@ -27,6 +27,7 @@ class FinalHosts:
     settings: dict[str, list[float | str]] = field(default_factory=dict)  # see RoundResult
     num_steps: list[int] = field(default_factory=list)  # env-steps; none in earlier checkpoints
     all_flop: list[float] = field(default_factory=list)  # likewise
+    validation_losses: list[float] = field(default_factory=list)  # nats; likewise
     answers: Tensor | None = None  # see RoundResult; None where not measured
 
     @classmethod
@@ -45,6 +46,7 @@ class FinalHosts:
             num_steps=result.num_steps,
             all_flop=result.all_flop,
             answers=result.answers,
+            validation_losses=result.validation_losses,
         )
 
     @property

@@ -69,6 +69,7 @@ class Episode:
     # FLOP of training and of validation, each alpha row as a pass of the whole network.
     all_flop: list[float] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)  # env-steps
+    validation_losses: list[float] = field(default_factory=list)  # nats, mean over the targets
     # Right targets of each test sample, [J] by env, -1 = none of its data set; empty: not known.
     answers: Sequence[np.ndarray] = field(default_factory=list, compare=False)
 

@@ -131,6 +131,17 @@ def test_a_list_for_envs_is_compared_by_configuration(tmp_path: Path) -> None:
     assert {row["reference"] for row in record["comparisons"]} == {"a task.host_lr=0.01"}
 
 
+def test_several_tasks_are_compared_by_their_mean(tmp_path: Path) -> None:
+    tasks = "tasks=[cifar_impaired,cifar_baseline]"
+    asked = study(tmp_path, tasks, "steps=1", "a=", "b=policy.name=wait", "random_seeds=[5]")
+    assert command.compare(asked, quiet()) == []
+    groups = json.loads((tmp_path / "study" / "compare.json").read_text())["groups"]
+    for name, group in groups.items():
+        summary = RecordedRun(folder_of(asked, name, 5)).summary
+        assert group["test_accuracy"] == pytest.approx([summary["grown"]["test_accuracy"]])
+        assert group["train_flop"] == pytest.approx([summary["grown"]["flop"]])
+
+
 def test_a_run_that_fails_does_not_lose_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ TINY += ["batch_size=8", "task.seed_lr=${task.host_lr}"]
 STEP_FLOP = host_flop(compose_settings("smoke", TINY[1:]))
 BUDGET = f"gflop={20 * STEP_FLOP / GIGA:.9g}"
 GROWN = "policy=schedule policy.schedule.germinate=[10%] policy.schedule.blueprint=conv_light"
+QUIET = Console(width=200, file=io.StringIO())
 GROUPS = ("host=policy=wait", f"grown={GROWN}", "final=final_of=grown")
 
 
@@ -101,6 +102,23 @@ def test_the_best_by_validation_is_chosen_and_a_grid_goes_on_beyond_its_ends(
         assert f"chosen for {name}: task.host_lr={rate:.12g}" in played.told
 
 
+@pytest.mark.slow
+def test_values_of_texts_are_chosen_by_the_validation_loss(tmp_path: Path) -> None:
+    small = "task=text_small data=text task.transformer.context=8 task.transformer.width=8"
+    asked = [*TINY, *small.split(), "steps=2", "policy=wait", f"out={tmp_path}", "tune_seeds=1"]
+    rates = "tune=task.host_lr=[0.01,0.0001]"
+    assert not compare(
+        study_of([*asked, rates, "a=", "b=gates.min_blending_steps=7", "random_seeds=1"]), QUIET
+    )
+    told = json.loads((tmp_path / "compare.json").read_text())["budgets"][0]
+    choice = told["tuning"]["groups"]["a"]
+    losses = {row["values"]["task.host_lr"]: row["validation_loss"] for row in choice["tried"]}
+    assert losses[0.01] < losses[0.0001]
+    assert losses[choice["values"]["task.host_lr"]] == min(losses.values())
+    (loss,) = told["groups"]["a"]["validation_loss"]
+    assert 0 < loss < losses[0.0001]
+
+
 def without_times(record: dict) -> dict:
     text = json.dumps(record, sort_keys=True)
     kept = json.loads(text)
@@ -174,7 +192,7 @@ def test_numbers_are_of_the_hosts_with_the_values_of_the_side(tmp_path: Path) ->
         (runs._replace(values=values[:1]), "final", values[0], 5150, 5102),
     ):
         (found,) = part.figures(5, side, row).values()
-        means = [mean + place for place in range(8)]
+        means = [mean + place for place in range(len(FIGURES))]
         means[2] = loss
         assert [*found.values()] == [*means, 6]
     assert runs.samples(5, "grown", values[1]) == {"grown": None}, "there is no file of answers"

@@ -200,6 +200,7 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
         "settings": {},
         "all_flop": [4e9, 6e9],
         "num_steps": [5, 5],
+        "validation_losses": [],
     }
     assert record["grown"] == episode | {
         "name": "ppo",
