@@ -200,13 +200,16 @@ def make_dated_folder(parent: Path, prefix: str = "") -> Path:
 
 
 def remove_begun(folder: RunFolder) -> None:
-    """Delete what a run writes that begins, and its folder where that is named by the time."""
+    """Delete what a run writes that begins, and its folder where that is named by the time; nothing
+    where there is more, as of a run that has played.
+    """
     begun = (folder.config, folder.overrides, folder.versions, folder.log, folder.lock)
     names = {path.name for path in begun}
     entries = list_folder(folder.path)
-    records = list_folder(folder.hydra)
-    with suppress(OSError):  # of a folder with further files
-        for path in [*records, *(path for path in entries if path.name in names)]:
+    if any(path.name not in names and path != folder.hydra for path in entries):
+        return
+    with suppress(OSError):  # a folder with further files, or that cannot be written
+        for path in [*list_folder(folder.hydra), *(path for path in entries if path.name in names)]:
             remove(path)
         if folder.hydra in entries:
             folder.hydra.rmdir()

@@ -16,7 +16,7 @@ from typing import TextIO, cast
 from rich.console import Console
 
 from esper_soa.system.console import null_stream, safe_stream
-from esper_soa.system.errors import PrunedError, RankLostError, UserError
+from esper_soa.system.errors import PrunedError, RankLostError, UserError, printable
 from esper_soa.system.files import LOGGER, IncompleteError, LineFile, WriteErrors, reason_of
 from esper_soa.system.plain_files import list_folder, make_folder
 from esper_soa.system.signals import Interrupted, Requests
@@ -48,7 +48,7 @@ class Log(logging.Handler):
         else:
             self._write_errors.reasons.pop(self._path.name, None)
         if record.levelno >= self._console_level and not ON_CONSOLE.items() <= vars(record).items():
-            say(self._console, record.getMessage())
+            say(self._console, printable(record.getMessage()))
 
     def close(self) -> None:
         self._lines.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper_soa.system.errors import PrunedError, RankLostError, UserError
-from esper_soa.system.files import IncompleteError
+from esper_soa.system.files import LOGGER, IncompleteError
 from esper_soa.system.signals import Interrupted
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
@@ -53,6 +53,26 @@ def test_a_refusal_leaves_a_folder_in_which_a_run_has_begun_as_it_is(folder: Run
     with pytest.raises(UserError), session(folder):
         raise UserError("a=1: must be 2")
     assert folder.log.read_text() == "begun\n"
+
+
+def test_a_mistake_that_ends_a_run_later_leaves_what_was_played(folder: RunFolder) -> None:
+    def refuse_after(name: str) -> None:
+        (folder.path / name).write_text("1\n")
+        raise UserError("an action that is not legal")
+
+    for name in ("config.yaml", "metrics.jsonl"):
+        with pytest.raises(UserError), session(folder, verbose=0):
+            refuse_after(name)
+        assert (folder.path / name).exists() == (name == "metrics.jsonl")
+    assert folder.log.exists()
+
+
+def test_messages_do_nothing_to_the_terminal(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with session(folder):
+        LOGGER.warning("a name \x1b[2J")
+    assert "a name \\x1b[2J" in capsys.readouterr().out
 
 
 def test_a_part_of_the_work_has_a_folder_below_and_its_failures_count(folder: RunFolder) -> None:
