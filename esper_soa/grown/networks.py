@@ -93,7 +93,7 @@ def export_hosts(
     )
     for env, source, host in zip(envs, sources, hosts, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
-        accuracy, loss = (None if math.isnan(score) else score for score in scores)
+        accuracy, loss = (score if math.isfinite(score) else None for score in scores)
         measured = {
             "task": world.setup.task.host_name,
             "round": number,

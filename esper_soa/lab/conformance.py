@@ -48,9 +48,13 @@ class ConformanceError(UserError):
 
     def __init__(self, kind: str, name: str, findings: Sequence[str]) -> None:
         self.findings = tuple(findings)
-        count = "1 finding" if len(self.findings) == 1 else f"{len(self.findings)} findings"
-        lines = "".join(f"\n  - {finding}" for finding in self.findings)
-        super().__init__(f"{kind} {name}: {count}{lines}")
+        super().__init__(kind, name, self.findings)  # `args`, which a pickle is made of
+
+    def __str__(self) -> str:
+        kind, name, findings = self.args
+        count = "1 finding" if len(findings) == 1 else f"{len(findings)} findings"
+        lines = "".join(f"\n  - {finding}" for finding in findings)
+        return f"{kind} {name}: {count}{lines}"
 
 
 @package_state()

@@ -94,7 +94,7 @@ def _run_folders(place: Path, depth: int) -> Iterator[Path]:
         yield place
         return
     if config.exists() and not settings:
-        LOGGER.warning("runs     without %s: no settings that can be read", config)
+        LOGGER.warning("runs     without %s: no settings that can be read", one_line(config))
     if depth + several > 0:
         # a run's own copies of its settings, by Hydra, are in a hidden folder
         entries = {path: kind for path, kind in list_folder(place).items() if path.name[0] != "."}

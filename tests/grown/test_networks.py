@@ -200,3 +200,10 @@ def test_a_host_that_was_rolled_back_stands_as_that_left_it_without_an_accuracy(
         assert not felt.any()
         seen += int(panic.sum())
     assert seen > 0
+
+
+def test_a_loss_that_is_not_finite_is_not_known(tmp_path: Path) -> None:
+    files = files_of(RunFolder(tmp_path))
+    hosts = hosts_of(2, [50.0] * 3, [EMPTY] * 3)
+    files.save_best(hosts._replace(loss=torch.full_like(hosts.loss, torch.inf)), 1)
+    assert load(RunFolder(tmp_path).network_files("best")[0]).spec["validation_loss"] is None

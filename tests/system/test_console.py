@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from esper_soa.lab.conformance import ConformanceError
 from esper_soa.system.console import (
     SafeStream,
     ending_with_status,
@@ -145,6 +146,7 @@ def test_signs_that_an_output_lacks_are_replaced(encoding: str) -> None:
         Interrupted(15, "a file"),
         NotPlainError(40, "a link", "x"),
         UserError("x"),
+        ConformanceError("seed", "x:y", ["a", "b"]),
     ],
     ids=lambda error: type(error).__name__,
 )

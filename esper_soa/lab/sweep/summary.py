@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper_soa.lab.sweep.records import ENDED_STATUSES, JobRecord, Status, read_records
+from esper_soa.system.errors import printable
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, json_line
 from esper_soa.system.plain_files import read_text
@@ -59,7 +60,7 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
             "has not come to its end" if job.status == Status.BEGUN else job.status
         )
         name = " ".join([f"#{job.number}", *job.overrides])
-        print(f"  {name}: {' '.join(reason.split())}", file=sys.stderr)
+        print(printable(f"  {name}: {' '.join(reason.split())}"), file=sys.stderr)
     return not unfinished and bool(jobs)
 
 
@@ -119,6 +120,6 @@ def table(rows: Sequence[dict]) -> Table:
     for row in rows:
         cells = ["" if row[key] is None else format(row[key], form) for key, form in forms.items()]
         duration_text = "" if row["seconds"] is None else duration(row["seconds"])
-        words = escape(" ".join(row["overrides"]))
+        words = escape(printable(" ".join(row["overrides"])))
         console_table.add_row(str(row["job"]), words, row["status"], *cells, duration_text)
     return console_table
