@@ -129,7 +129,7 @@ def test_without_noise_it_draws_from_torch_and_every_choice_is_legal() -> None:
 
 
 def test_a_spec_says_all_of_a_policy_and_shares_nothing_with_its_settings() -> None:
-    network = NetworkConfig(hidden=16, features=8, layers=2)
+    network = NetworkConfig(hidden=16, features=8, layers=2, slot_features=64)
     config = PolicyConfig(network=network, deterministic=True, observe=["task.host_lr"], ppo=PPO)
     sizes = {"hidden": 16, "features": 8, "layers": 2, "slot_features": 64}
     wanted = {

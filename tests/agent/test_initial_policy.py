@@ -96,8 +96,9 @@ def test_no_two_layers_of_one_shape_begin_alike(policy: RecurrentPolicy) -> None
             assert weight.shape != other.shape or not torch.equal(weight, other)
 
 
-def test_the_default_network_has_the_size_that_was_counted_by_hand() -> None:
-    policy = RecurrentPolicy(PolicyConfig(), some_slots(NUM_SLOTS), 0)
+def test_a_network_has_the_size_that_was_counted_by_hand() -> None:
+    network = NetworkConfig(hidden=512, features=512, slot_features=64, blueprint_embedding=4)
+    policy = RecurrentPolicy(PolicyConfig(network=network), some_slots(NUM_SLOTS), 0)
     later = [policy.heads[name] for name in HEAD_NAMES[8:]]  # that came after it was counted
     total, uncounted = (
         sum(parameter.numel() for module in modules for parameter in module.parameters())

@@ -61,6 +61,9 @@ def check(cfg: TrainConfig, processes: int = 1) -> None:
     check_room(make_setup(cfg, CPU)._replace(processes=processes), cfg.policy)
 
 
+NETWORK = NetworkConfig(hidden=512, features=512, slot_features=64)
+
+
 def sizes(cfg: TrainConfig) -> dict[str, int]:
     return {need.what: need.size for need in needs_of(cfg)}
 
@@ -72,6 +75,7 @@ def test_every_part_is_counted_by_hand() -> None:
     compute = ComputeConfig(engine="torch", env_chunk=2, workers=2)
     cfg = TrainConfig(envs=3, steps=5, batch_size=4, train_samples=8, compute=compute)
     cfg = replace(cfg, slots=["r0c0", "r0c1"])
+    cfg.policy.network = NETWORK
     cfg.policy.ppo.minibatches = 2
     host = 3 * 6418
     row = 512 * (23 + 2 * 64)  # of the policy's first layer, and so many numbers in four gates
@@ -191,7 +195,7 @@ def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
 
 
 def with_network(slots: list[str], **network: int) -> TrainConfig:
-    policy = PolicyConfig(network=NetworkConfig(**network))
+    policy = PolicyConfig(network=replace(NETWORK, **network))
     policy.ppo.minibatches = 1
     return TrainConfig(envs=8, steps=8, slots=slots, policy=policy)
 

@@ -101,7 +101,11 @@ def test_a_policy_begins_with_what_one_that_saw_less_has_learned(
 ) -> None:
     """It decides as that one, whatever the new setting is, until it has learned to heed it."""
     learned = []
-    network = NetworkConfig(hidden=128, features=128) if init else drawn().policy.network
+    network = (
+        NetworkConfig(hidden=128, features=128, slot_features=64)
+        if init
+        else drawn().policy.network
+    )
     for observe in (seen, [RATE, PRICE]):
         cfg = drawn(rounds=1)
         policy = replace(cfg.policy, network=network, observe=observe, init=init or str(whole))
