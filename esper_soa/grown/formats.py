@@ -21,7 +21,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from esper_soa.grown.module_files import check_layers, current_spec, plain_module, save
+from esper_soa.grown.module_files import current_spec, save
+from esper_soa.grown.plain import current_module, evaluating, plain_module
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.errors import UserError, check, reading
@@ -109,7 +110,11 @@ def save_code(net: GrownNetwork, path: Path) -> None:
         *textwrap.wrap(base64.b64encode(content.getvalue()).decode(), CODE_WIDTH),
         '"""',
     ]
-    write_bytes(path.resolve(), ("\n".join(lines) + CODE_TAIL).encode())
+    text = "\n".join(lines) + CODE_TAIL
+    names: dict = {"__name__": path.stem}
+    exec(compile(text, path.name, "exec"), names)
+    check_same(net, names["network"]())
+    write_bytes(path.resolve(), text.encode())
 
 
 def _traced(net: GrownNetwork) -> torch.export.ExportedProgram:
@@ -117,18 +122,23 @@ def _traced(net: GrownNetwork) -> torch.export.ExportedProgram:
     # two samples, as a single one would become a constant
     batch = {0: torch.export.Dim("batch")}
     program = torch.export.export(net, (_samples(net, 2),), dynamic_shapes=(batch,))
-    samples = _samples(net, 3)
-    with torch.no_grad():
-        logits = program.module()(samples)
-        same = torch.allclose(logits, net(samples), rtol=1e-3, atol=1e-4, equal_nan=True)
-    if not same:
-        raise UserError("the network: as a program it computes other logits")
+    check_same(net, program.module())
     return program
 
 
+def check_same(net: GrownNetwork, program: nn.Module) -> None:
+    """UserError where `program` has other logits of a few samples than `net` in eval mode."""
+    with evaluating(net), torch.no_grad():
+        samples = _samples(net, 3)
+        logits = program.to(samples.device)(samples)
+        same = torch.allclose(logits, net(samples), rtol=1e-3, atol=1e-4, equal_nan=True)
+    if not same:
+        raise UserError("the network: as a program it computes other logits")
+
+
 def _samples(net: GrownNetwork, count: int) -> Tensor:
-    """Inputs of the network, always the same; UserError where it takes none such, as that of a
-    changed file.
+    """Inputs of the network, always the same, on its device and in its precision; UserError where
+    it takes none such, as that of a changed file.
     """
     inputs = net.spec["input"]
     shape = inputs["shape"]
@@ -137,7 +147,8 @@ def _samples(net: GrownNetwork, count: int) -> Tensor:
     check(known and math.prod(shape) <= MAX_INPUTS, "input.shape", shape, allowed="a small shape")
     check(str(dtype) in INPUT_TYPES, "input.dtype", dtype, allowed=" or ".join(INPUT_TYPES))
     draws = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
-    samples = draws if dtype == "float32" else (2 * draws).long()
+    weights = next(net.parameters(), draws)
+    samples = draws.to(weights) if dtype == "float32" else (2 * draws).long().to(weights.device)
     with reading("the network", UserError, f"of layers that take {shape}"), torch.no_grad():
         net(samples)
     return samples
@@ -158,13 +169,14 @@ def export(net: nn.Module, target: str | PathLike[str], to: str | PathLike[str] 
 
     target: a file whose ending names the format (.safetensors, .pt2, .onnx, .py); or the format
     (safetensors, pt2, onnx, code), whose file is `to`/host_<env of net.spec><ending>. The folder is
-    made where it is new. Raises UserError for another format, and for what is no grown network;
-    OSError where the file cannot be written.
+    made where it is new. Raises UserError for another format, for what is no grown network, and for
+    one that computes otherwise there; ValueError as `save`; OSError where it cannot be written.
     """
-    plain = plain_module(net)
-    if not isinstance(plain, GrownNetwork):
+    given = plain_module(net)
+    plain = current_module(net)
+    if not isinstance(given, GrownNetwork) or not isinstance(plain, GrownNetwork):
         raise UserError(f"a {type(net).__name__} is no grown network, as run.export() returns them")
-    check_layers(plain)
+    check_same(given, plain)
     name = str(target)
     path = Path(target)
     if name in FORMATS:

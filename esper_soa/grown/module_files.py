@@ -19,14 +19,12 @@ from torch import Tensor, nn
 from esper_soa.agent.controller import Controller, controller_of
 from esper_soa.config.registry import RAISED
 from esper_soa.grown.build import GrownHost
+from esper_soa.grown.plain import Module, current_module
 from esper_soa.nets.model.modules import GrownNetwork, network_of
 from esper_soa.system.errors import UserError, check_path, one_line
 from esper_soa.system.files import write_bytes
 from esper_soa.system.torch_state import package_state
 
-Module = GrownNetwork | Controller
-# of what torch wraps a module in: torch.compile; DataParallel, AveragedModel
-WRAPPED_NAMES = ("_orig_mod", "module")
 FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy")  # of a spec, measured
 VERSION = 1  # of the package's entry in a file
 METADATA_ENTRY = "esper_soa"
@@ -47,10 +45,10 @@ class ModuleFileError(UserError):
 def save(module: nn.Module, path: str | PathLike[str]) -> None:
     """Replace the file `path` by the module, with its weights as they are now; all or nothing.
 
-    What torch.compile, DataParallel or AveragedModel put around it is left out. Accuracies and loss
-    that were measured with other weights become None in the file. Raises UserError for what is no
-    network or policy, ValueError where its layers are not those of its `spec`, OSError where not
-    written.
+    What torch.compile, DataParallel or AveragedModel put around it is left out; pruned, normed and
+    parametrised weights are written as numbers. Accuracies and loss that were measured with other
+    weights become None in the file. Raises UserError for what is no network or policy, ValueError
+    for hooks, and for layers that are not those of its `spec`, OSError where not written.
     """
     check_path("path", path)
     write_module(module, Path(path).resolve())
@@ -58,41 +56,11 @@ def save(module: nn.Module, path: str | PathLike[str]) -> None:
 
 def write_module(module: nn.Module, path: Path) -> None:
     """`save` to a path without links."""
-    plain = plain_module(module)
-    check_layers(plain)
+    plain = current_module(module)
     # each in memory of its own on the CPU
     tensors = {name: value.cpu().clone().contiguous() for name, value in plain.state_dict().items()}
     kind = "network" if isinstance(plain, GrownNetwork) else "policy"
     _write(path, [_entry(kind, current_spec(plain), tensors)], tensors)
-
-
-def plain_module(module: nn.Module) -> Module:
-    """The network or policy that `module` is, or is wrapped around; UserError where it is none."""
-    plain = module
-    while not isinstance(plain, GrownNetwork | Controller):
-        inner = [part for name, part in _children(plain) if name in WRAPPED_NAMES]
-        if not inner:
-            kind = type(module).__name__
-            raise UserError(f"a {kind} is no grown network, as run.export() returns them")
-        plain = inner[0]
-    return plain
-
-
-def check_layers(module: Module) -> None:
-    """Raise ValueError for a network whose layers are not those of its `spec`."""
-    if not isinstance(module, GrownNetwork):
-        return
-    with torch.device("meta"):
-        expected = GrownNetwork(module.spec)
-    layers = [list(map(repr, net.children())) for net in (expected, module)]
-    same = type(module) is GrownNetwork and layers[0] == layers[1]
-    if not same or _shapes(expected.state_dict()) != _shapes(module.state_dict()):
-        problem = "the layers of this network are not those of its spec"
-        raise ValueError(f"{problem}: keep it by torch.save")
-
-
-def _children(module: object) -> list[tuple[str, nn.Module]]:
-    return list(module.named_children()) if isinstance(module, nn.Module) else []
 
 
 def current_spec(module: Module) -> dict:
@@ -101,10 +69,6 @@ def current_spec(module: Module) -> dict:
         return module.spec
     known = digest(module.state_dict()) == module.measured
     return module.spec if known else module.spec | dict.fromkeys(FIGURES)
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def save_hosts(hosts: Sequence[GrownHost], path: Path) -> None:

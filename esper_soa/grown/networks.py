@@ -13,6 +13,7 @@ from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
 from esper_soa.grown.module_files import digest
+from esper_soa.grown.plain import evaluating
 from esper_soa.nets.data.batches import BatchSource, origin
 from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
@@ -43,9 +44,7 @@ def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScor
     `BatchSource.samples` gives them. labels: int64 [B], or [B, K] for K targets each.
     """
     device = next((weight.device for weight in net.parameters()), labels.device)
-    training = net.training
-    net.eval()
-    try:
+    with evaluating(net):
         per_sample = net(inputs[:1].to(device)).numel()
         size = max(1, min(MAX_SAMPLES, MAX_LOGITS // per_sample))
         losses = []
@@ -57,8 +56,6 @@ def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScor
                 exact = few.double()
                 losses.append(cross_entropy(exact, targets, reduction="none"))
                 right.append(exact.argmax(1) == targets)
-    finally:
-        net.train(training)
     accuracy = 100.0 * int(torch.cat(right).sum()) / labels.numel()
     return NetworkScore(accuracy, float(torch.cat(losses).mean()))
 

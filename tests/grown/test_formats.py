@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from esper_soa.grown import formats
 from esper_soa.grown.build import ACTIVE_STAGES_OF_HOST
-from esper_soa.grown.formats import save_code, save_onnx, save_pt2
+from esper_soa.grown.formats import export, save_code, save_onnx, save_pt2
 from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.errors import UserError
@@ -163,7 +164,7 @@ def test_texts_of_a_file_are_no_code(
     hostile = '"""\nimport pathlib\npathlib.Path("trace").touch()\n"""'
     changed = dict.fromkeys(("task", "version", "classes"), hostile)
     net.spec = net.spec | changed | {"data": {"name": hostile}}
-    net.spec["input"] = net.spec["input"] | {"shape": [hostile]}
+    net.spec["input"] = net.spec["input"] | {"about": [hostile]}
     save_code(net, tmp_path / "net.py")
     monkeypatch.chdir(tmp_path)
     runpy.run_path("net.py", run_name="__main__")
@@ -207,10 +208,23 @@ class CountsCalls(nn.Module):
         return self.calls * features
 
 
-def test_a_program_that_computes_otherwise_is_not_written(hosts: Measured, tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [save_pt2, save_code])
+def test_a_program_that_computes_otherwise_is_not_written(
+    write: Callable[[GrownNetwork, Path], None], hosts: Measured, tmp_path: Path
+) -> None:
     net = hosts.networks([0])[0]
-    name, layer = [*net.named_children()][-1]
-    setattr(net, name, nn.Sequential(layer, CountsCalls()))
+    net.get_submodule("classifier").flatten = nn.Sequential(nn.Flatten(), CountsCalls())
     with pytest.raises(UserError, match="other logits"):
-        save_pt2(net, tmp_path / "net.pt2")
+        write(net, tmp_path / "net")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ending", [".pt2", ".py"])
+def test_a_network_in_training_is_exported_in_its_precision_and_stays_as_it_was(
+    ending: str, hosts: Measured, tmp_path: Path
+) -> None:
+    net = hosts.networks([0])[0].half()
+    net.train().get_submodule("block0").eval()
+    before = digest(net.state_dict()), [part.training for part in net.modules()]
+    assert export(net, tmp_path / f"net{ending}").exists()
+    assert (digest(net.state_dict()), [part.training for part in net.modules()]) == before

@@ -157,8 +157,9 @@ def test_what_torch_puts_around_a_network_is_left_out(
 def test_a_network_that_is_no_longer_that_of_its_spec_is_refused(
     net: GrownNetwork, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError):
-        save(nn.Sequential(net), tmp_path / "net")
+    for around in (nn.Sequential(net), nn.ModuleDict({"module": net})):
+        with pytest.raises(UserError):
+            save(around, tmp_path / "net")
     net.add_module("input", nn.Hardtanh())
     with pytest.raises(ValueError, match="not those of its spec"):
         save(net, tmp_path / "net")

@@ -25,8 +25,9 @@ from esper_soa.config.nets import blueprint_names
 from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
-from esper_soa.grown.module_files import load, plain_module
+from esper_soa.grown.module_files import load
 from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
+from esper_soa.grown.plain import plain_module
 from esper_soa.nets.data import orders
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.data.datasets import load_samples
