@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -38,7 +38,6 @@ from esper_soa.system.signals import (
     SAVE_SIGNAL,
     STOP_SIGNALS,
     Interrupted,
-    not_ignored,
     signal_handlers,
 )
 from esper_soa.training.files.claims import lock_folder
@@ -54,8 +53,7 @@ FAULT_KINDS = {kind.__name__: kind for kind in KNOWN_ERRORS}
 STOPPED_BY_SIGNAL = "stopped"
 # faults that follow from another rank's or the launcher's
 CONSEQUENCE_KINDS = (RankLostError.__name__, STOPPED_BY_SIGNAL)
-# signals that torch's launcher takes
-LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGQUIT)
+LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGQUIT)  # each ends all ranks
 FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -106,18 +104,18 @@ def _launch(folder: RunFolder, scratch: Path, ranks: int, restarts: int, rounds:
         local_addr="localhost",
         logs_specs=DefaultLogsSpecs(str(scratch)),
         max_restarts=restarts,
-        signals_to_handle=",".join(one.name for one in not_ignored(LAUNCHER_SIGNALS)),
+        signals_to_handle="",  # torch's handlers would stand in for `react`
     )
 
     def react(number: int) -> None:
-        if number != SAVE_SIGNAL:
-            raise Interrupted(number)
-        first = scratch / "pid"
-        if first.exists():
-            os.kill(int(first.read_text(encoding="ascii")), number)
+        if number == SAVE_SIGNAL:
+            _signal_ranks(scratch, 1, number)
+            return
+        # a rank that somebody has frozen hears nothing, and all others wait for it
+        _signal_ranks(scratch, ranks, signal.SIGCONT)
+        raise SignalException(f"signal {number}", signal.Signals(number))
 
     try:
-        # torch's launcher replaces the handlers of LAUNCHER_SIGNALS, and leaves its own
         with _quiet_launcher(), signal_handlers(react, (SAVE_SIGNAL, *LAUNCHER_SIGNALS)):
             elastic_launch(config, sys.executable)(
                 "-m", "esper_soa.training.start.launch", str(scratch)
@@ -128,6 +126,13 @@ def _launch(folder: RunFolder, scratch: Path, ranks: int, restarts: int, rounds:
         hint = resume_hint(folder, rounds)
         fault = _first_fault(scratch)
         raise _failure_of(failed, ranks, restarts, fault=fault, hint=hint) from None
+
+
+def _signal_ranks(scratch: Path, count: int, number: int) -> None:
+    """Send a signal to the first `count` ranks, as far as they have begun."""
+    for path in (scratch / f"pid_{rank}" for rank in range(count)):
+        with suppress(OSError):
+            os.kill(int(path.read_text(encoding="ascii")), number)
 
 
 @contextmanager
@@ -210,10 +215,10 @@ def main() -> None:
     ending = _end_rank(scratch, launched.rank, job["launcher"])
     with ending, safe_streams(), quiet_warnings():
         cfg = settings_from_yaml(job["settings"])
+        write_text(scratch / f"pid_{launched.rank}", str(os.getpid()))
         if launched.rank > 0:
             run_silent_rank(cfg, launched, rendezvous)
             return
-        write_text(scratch / "pid", str(os.getpid()))
         session = Session(RunFolder(Path(job["folder"])), job["verbose"])
         with lock_folder(session.folder, shared=True) as session.claim, session.logging_output():
             checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -434,7 +435,8 @@ class Mess(Pointwise):
 @esper_soa.agent("fateful")
 class Fateful(Eager):
     """In the second episode of the second rank, unless that was started again, ends itself, or has
-    the process that started it save a checkpoint in a folder and then stop, as FATE says.
+    the process that started it save a checkpoint in a folder, freezes, and has it stop, as FATE
+    says.
     """
 
     def __init__(self) -> None:
@@ -450,5 +452,7 @@ class Fateful(Eager):
             waited = (time.sleep(0.01) for _ in range(6000))
             while not list(Path(fate).glob("checkpoint_*.pt")):
                 next(waited)
-            os.kill(os.getppid(), signal.SIGTERM)
+            Path(fate, "frozen").touch()
+            subprocess.Popen(["sh", "-c", f"sleep 1; kill {os.getppid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
         return super().start(num_envs, device)

@@ -305,7 +305,7 @@ def test_ranks_that_are_started_again_where_one_is_killed_come_to_what_one_proce
 
 
 @pytest.mark.usefixtures("_forked_ranks")
-def test_a_signal_to_the_launcher_stops_ranks_with_a_checkpoint(
+def test_a_signal_to_the_launcher_stops_ranks_with_a_checkpoint_also_where_one_is_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FATE", str(tmp_path / "run"))
@@ -313,6 +313,7 @@ def test_a_signal_to_the_launcher_stops_ranks_with_a_checkpoint(
     with pytest.raises(Interrupted) as stopped:
         launched(tmp_path / "run", *words)
     assert stopped.value.status == 143
+    assert time.time() - (tmp_path / "run" / "frozen").stat().st_mtime < 20
     (kept,) = RunFolder(tmp_path / "run").checkpoints()
     assert rounds_of(kept) == len(lines(tmp_path / "run" / "metrics.jsonl"))
 
