@@ -37,6 +37,7 @@ LIBRARY_NAMES = (
 )
 LINKING_NAMES = ("wandb", ".submitit")
 RUNS_FOLDER = Path("runs")  # where folders are made for which no place is given
+MADE_HERE = set[Path]()  # folders that this process has made for runs
 
 
 @dataclass
@@ -191,6 +192,7 @@ def make_dated_folder(parent: Path, prefix: str = "") -> Path:
     while True:
         try:
             path.mkdir(parents=True)
+            MADE_HERE.add(path.resolve())
             return path.resolve()
         except FileExistsError:
             number += 1
@@ -200,7 +202,7 @@ def make_dated_folder(parent: Path, prefix: str = "") -> Path:
 
 
 def remove_begun(folder: RunFolder) -> None:
-    """Delete what a run writes that begins, and its folder where that is named by the time; nothing
+    """Delete what a run writes that begins, and its folder where this process has made it; nothing
     where there is more, as of a run that has played.
     """
     begun = (folder.config, folder.overrides, folder.versions, folder.log, folder.lock)
@@ -213,17 +215,20 @@ def remove_begun(folder: RunFolder) -> None:
             remove(path)
         if folder.hydra in entries:
             folder.hydra.rmdir()
-        if TIME_STAMP.fullmatch(folder.path.name):
+        if folder.path in MADE_HERE:
             folder.path.rmdir()
 
 
 def writable(path: Path, setting: str) -> RunFolder:
     """The folder `path`, made where it is new; claiming it shows whether it can be written."""
     try:
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(path, setting, error) from error
-    return RunFolder(path.resolve())
+    folder = RunFolder(path.resolve())
+    MADE_HERE.update([folder.path] * is_new)
+    return folder
 
 
 def unwritable(path: Path, setting: str, error: OSError) -> UserError:

@@ -9,7 +9,7 @@ import pytest
 from esper_soa.system.errors import PrunedError, RankLostError, UserError
 from esper_soa.system.files import LOGGER, IncompleteError
 from esper_soa.system.signals import Interrupted
-from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.run_folder import RunFolder, open_run_folder
 from esper_soa.training.files.session import session
 
 
@@ -65,6 +65,15 @@ def test_a_mistake_that_ends_a_run_later_leaves_what_was_played(folder: RunFolde
             refuse_after(name)
         assert (folder.path / name).exists() == (name == "metrics.jsonl")
     assert folder.log.exists()
+
+
+def test_a_refusal_leaves_the_folder_that_was_there_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("there", "made"):
+        folder = open_run_folder(str(tmp_path / name), "smoke")
+        with pytest.raises(UserError), session(folder, verbose=0):
+            raise UserError("a=1: must be 2")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
 def test_messages_do_nothing_to_the_terminal(
