@@ -1,8 +1,9 @@
 """Plain files in folders that may come from strangers: no link is followed, no pipe is opened.
 
 A path is walked folder by folder from its beginning, and what is no folder on the way, or no plain
-file at its end, is refused by name. Whoever takes a path from a user resolves it first, so that the
-links in it are followed, and none below. Needs no torch.
+file at its end, is refused by name; so is a file with a second name (a hard link) where it would be
+written, as its content may be somebody else's. Whoever takes a path from a user resolves it first,
+so that the links in it are followed, and none below. Needs no torch.
 """
 
 import errno
@@ -33,12 +34,15 @@ class NotPlainError(UserError, OSError):
         return f"{one_line(self.filename)}: {self.strerror}"
 
 
-def refusal(path: Path, mode: int) -> OSError:
-    """The error for what is of this mode (st_mode) where a plain file is wanted."""
-    if stat.S_ISDIR(mode):
+def refusal(path: Path, status: os.stat_result) -> OSError:
+    """The error for what has this status where a plain file is wanted."""
+    if stat.S_ISDIR(status.st_mode):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kind = "a link" if stat.S_ISLNK(mode) else "a pipe, socket or device"
+    kind = "a link" if stat.S_ISLNK(status.st_mode) else "a pipe, socket or device"
     remedy = "Delete it, or give the path that is meant"
+    if stat.S_ISREG(status.st_mode):
+        kind = "a hard link, whose content has a second name elsewhere"
+        remedy = "Move a copy of it to its place"
     reason = f"{kind}, where a plain file or a folder is wanted. {remedy}"
     return NotPlainError(errno.ELOOP, reason, str(path))
 
@@ -50,9 +54,9 @@ def _open(path: Path, flags: int, folder: int) -> int:
     except OSError as error:
         error.filename = str(path)
         with suppress(FileNotFoundError):
-            mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                raise refusal(path, mode) from error
+            status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise refusal(path, status) from error
         raise
 
 
@@ -73,13 +77,16 @@ def folder_handle(path: Path) -> Iterator[int]:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A handle of the plain file `path`; raises OSError."""
+    """A handle of the plain file `path`, which has no second name where the flags are of writing;
+    raises OSError.
+    """
     with folder_handle(path.parent) as folder:
         handle = _open(path, flags | os.O_NONBLOCK, folder)
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
+    status = os.fstat(handle)
+    is_hard_link = status.st_nlink > 1
+    if (is_hard_link and flags & (os.O_WRONLY | os.O_RDWR)) or not stat.S_ISREG(status.st_mode):
         os.close(handle)
-        raise refusal(path, mode)
+        raise refusal(path, status)
     return handle
 
 
@@ -155,9 +162,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with folder_handle(path.parent) as folder:
             with suppress(FileNotFoundError):
-                mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
-                if not stat.S_ISREG(mode):
-                    raise refusal(path, mode)
+                status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode):
+                    raise refusal(path, status)
             name, handle = _begin_draft(folder)
             try:
                 with os.fdopen(handle, "wb") as draft:

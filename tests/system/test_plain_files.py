@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,19 @@ def test_links_and_pipes_are_neither_files_nor_folders(tmp_path: Path, name: str
     }
     odd = sorted(plain_files.find_not_plain([tmp_path]))
     assert odd == [tmp_path / place for place in ("gone", "link", "pipe")]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_hard_link_is_read_and_replaced_and_never_written_in_place(
+    tmp_path: Path, name: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text('{"round": 1}\n')
+    (tmp_path / "link").hardlink_to(outside)
+    in_place = pytest.raises(NotPlainError, match=f"^{tmp_path}/link: a hard link")
+    with in_place if name in ("cut", "append") else nullcontext():
+        FILES[name](tmp_path / "link")
+    assert outside.read_text() == '{"round": 1}\n'
 
 
 def test_paths_are_taken_as_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 run repeatable: config.yaml and versions.json. Needs no torch.
 """
 
+import errno
 import os
 import platform
 import re
@@ -16,7 +17,16 @@ from esper_soa.config.paths import user_path
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, write_json
-from esper_soa.system.plain_files import FOLDER, OTHER, find_not_plain, list_folder, refusal, remove
+from esper_soa.system.plain_files import (
+    FOLDER,
+    OTHER,
+    NotPlainError,
+    find_not_plain,
+    list_folder,
+    open_plain,
+    refusal,
+    remove,
+)
 from esper_soa.system.versions import package_versions
 from esper_soa.training.files.checksum import CheckpointError, find_damage
 
@@ -25,17 +35,22 @@ NUMBERED_FILE = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,1
 TIME_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 # Names in the folder of a run or sweep that are no field of RunFolder, and to which some library
 # writes; in the folders of two of them the library itself makes links.
+JOURNAL = "mlflow.db-journal"
 LIBRARY_NAMES = (
     "mlflow.db",
-    "mlflow.db-journal",
+    JOURNAL,
     "mlflow.db-wal",
     "mlflow.db-shm",
     "multirun.yaml",
     "study.log",
     "tensorboard",
     "trace.json",
+    "trace.json.tmp",
 )
 LINKING_NAMES = ("wandb", ".submitit")
+# The end of a journal of SQLite that names a file, which SQLite deletes when it opens the database:
+# https://sqlite.org/fileformat.html. A database of a single file has no such journal.
+NAMES_FILE = bytes.fromhex("d9d505f920a163d7")
 RUNS_FOLDER = Path("runs")  # where folders are made for which no place is given
 MADE_HERE = set[Path]()  # folders that this process has made for runs
 
@@ -97,9 +112,23 @@ class RunFolder:
         return [*(path for path in ours if entries[path] == OTHER), *inside]
 
     def check_plain(self) -> None:
-        """Raise NotPlainError for the first of `not_plain`."""
-        for path in self.not_plain[:1]:
-            raise refusal(path, path.lstat().st_mode)
+        """Raise NotPlainError for the first of `not_plain`, a file with a second name that is
+        written in place, and a journal that would delete another file.
+        """
+        in_place = [self.metrics, self.episodes, self.log, *map(self.path.joinpath, LIBRARY_NAMES)]
+        hard_links = (path for path in in_place if path.is_file() and path.stat().st_nlink > 1)
+        for path in [*self.not_plain, *hard_links][:1]:
+            raise refusal(path, path.lstat())
+        _check_journal(self.path / JOURNAL)
+
+
+def _check_journal(path: Path) -> None:
+    """Raise NotPlainError for a journal of SQLite that would delete another file."""
+    with suppress(FileNotFoundError), os.fdopen(open_plain(path), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - len(NAMES_FILE)))
+        if file.read() == NAMES_FILE:
+            reason = "a journal by which another file would be deleted. Delete it"
+            raise NotPlainError(errno.EPERM, reason, str(path))
 
 
 def rounds_of(path: Path) -> int:
@@ -128,7 +157,7 @@ def find_checkpoint(path_text: str, setting: str) -> Path:
     if not path.exists():
         raise UserError(f"{label}: there is no such file or folder")
     if path.is_symlink() and (rounds_of(path) >= 0 or path.name in RESULT_FILES):
-        raise refusal(path, path.lstat().st_mode)  # a run goes on where its checkpoint is
+        raise refusal(path, path.lstat())  # a run goes on where its checkpoint is
     path = path.resolve()
     reason = find_damage(path)
     if reason is None:

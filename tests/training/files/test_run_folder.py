@@ -1,6 +1,10 @@
 """The run folder: where it goes, when it is refused, what is recorded in it."""
 
 import re
+import shutil
+import sqlite3
+import struct
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from esper_soa.system.errors import UserError
 from esper_soa.training.files.checksum import write_sealed
 from esper_soa.training.files.claims import Claim, lock_folder
 from esper_soa.training.files.run_folder import (
+    NAMES_FILE,
     RunFolder,
     dated_folders,
     open_run_folder,
@@ -163,3 +168,35 @@ def test_a_folder_is_named_once() -> None:
     assert str(caught.value) == (
         "run_dir=a, hydra.run.dir=b: both name the folder. Give one of them"
     )
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "mlflow.db", "trace.json.tmp"])
+def test_what_is_written_in_place_has_no_second_name(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for inner, outer in ((run / "checkpoint_000001.pt", "kept"), (run / name, "outside")):
+        RunFolder(run).check_plain()  # a checkpoint is replaced
+        (tmp_path / outer).touch()
+        inner.hardlink_to(tmp_path / outer)
+    told = rf"^{run}/{name}: a hard link"
+    with pytest.raises(UserError, match=told), lock_folder(RunFolder(run)):
+        pass
+
+
+def test_a_journal_by_which_sqlite_would_delete_a_file_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("of somebody else")
+    (run := tmp_path / "run").mkdir()
+    with closing(sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None)) as database:
+        database.executescript("create table a (b); begin; insert into a values (randomblob(9e6))")
+        for name in ("mlflow.db", "mlflow.db-journal"):
+            shutil.copy(tmp_path / name, run)  # as a kill leaves them
+    RunFolder(run).check_plain()
+    name = str(outside).encode()
+    with (run / "mlflow.db-journal").open("ab") as journal:
+        journal.write(bytes(4) + name + struct.pack(">II", len(name), sum(name)) + NAMES_FILE)
+    with pytest.raises(UserError, match=rf"^{run}/mlflow\.db-journal: a journal"):
+        RunFolder(run).check_plain()
+    with closing(sqlite3.connect(run / "mlflow.db")) as database:
+        database.execute("select * from a")
+    assert not outside.exists()  # which is what was refused
