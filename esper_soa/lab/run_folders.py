@@ -6,6 +6,7 @@ for all of them, and so does that of a run on several tasks, with a folder each.
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -13,18 +14,17 @@ from typing import cast
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import TrainConfig, flat_settings
-from esper_soa.system.errors import UserError, one_line
+from esper_soa.system.errors import UserError, one_line, reading
 from esper_soa.system.files import LOGGER
 from esper_soa.system.plain_files import FOLDER, OTHER, list_folder, read_text
 from esper_soa.training.files.run_folder import RunFolder
 
 MAX_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
 # Letters of config.yaml: three tasks have 20,000. What YAML makes of them takes 1000 times as much.
-MAX_SETTINGS = 1 << 18
+MAX_SETTINGS = 1 << 17
 COMPARISON_FILE = "compare.json"  # in the folder of a study by esper-compare
 # The numbers that studies compare, in percent points, with their titles.
 MEASURES = {"test_accuracy": "test accuracy", "net": "test accuracy less rent"}
@@ -34,12 +34,10 @@ def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
     """The final validation accuracy in `folder`, if the run was of these settings and has ended."""
     if not folder.summary.is_file() or not resumes(folder, settings):
         return None
-    try:
-        grown = json.loads(read_text(folder.summary))["grown"]
-        accuracy = grown["validation_accuracy"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return accuracy if isinstance(accuracy, float) else None
+    with suppress(UserError), reading(folder.summary, UserError, "a summary"):
+        accuracy = json.loads(read_text(folder.summary))["grown"]["validation_accuracy"]
+        return accuracy if isinstance(accuracy, float) else None
+    return None
 
 
 def resumes(folder: RunFolder, settings: TrainConfig) -> bool:
@@ -72,7 +70,7 @@ def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:
 
 def read_settings(path: Path) -> dict[str, object]:
     """The settings in config.yaml by dotted names; none where it is not there or cannot be read."""
-    try:
+    with suppress(UserError), reading(path, UserError, "settings"):
         text = read_text(path)
         if len(text) > MAX_SETTINGS:
             return {}
@@ -80,9 +78,8 @@ def read_settings(path: Path) -> dict[str, object]:
         if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             return {}
         settings = OmegaConf.to_container(OmegaConf.create(text))
-    except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError):
-        return {}
-    return flat_settings(cast(dict, settings)) if isinstance(settings, dict) else {}
+        return flat_settings(cast(dict, settings)) if isinstance(settings, dict) else {}
+    return {}
 
 
 def _run_folders(place: Path, depth: int) -> Iterator[Path]:

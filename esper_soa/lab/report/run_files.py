@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -34,12 +35,14 @@ Table: TypeAlias = dict[str, list[Cell]]  # columns of one length
 Columns: TypeAlias = dict[str, np.ndarray]  # of one length, as table_files.read_columns has them
 EPISODE_FIELDS = ("round", "shapley")  # that a report shows
 MAX_JSON_DEPTH = 32  # records and lists within each other; those of a run are 5 deep
-# The size of a file of one record, and of a line. The values that it can hold take some 25 times as
-# much memory.
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 20  # the size of a file of one record, and of a line
 MAX_SUMMARY_BYTES = 1 << 22  # that of 4096 hosts
-MAX_VALUES = 1 << 21  # in the records of metrics.jsonl: those of 8,000 rounds
-MAX_EPISODE_VALUES = 1 << 20  # in those of episodes.jsonl
+# Memory (bytes) of the records of a file: of one record, of metrics.jsonl (those of 8,000 rounds)
+# and of episodes.jsonl. A nested record takes 32 times as much as its text.
+MAX_RECORD_MEMORY = 1 << 25
+MAX_MEMORY = 1 << 27
+MAX_EPISODE_MEMORY = 1 << 26
+MAX_NAMES = 1 << 14  # of all values in a file
 ROWS_AT_ONCE = 4096  # rows that are made of columns at a time
 
 
@@ -154,16 +157,18 @@ def find_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
 def read_run(path: Path, label: str = "") -> RunRecord:
     """The run in the folder `path`, as far as it is recorded."""
     folder = RunFolder(path)
+    # first, as what is read of them takes much more memory than what stays
+    samples = read_samples(folder.answers)
     return RunRecord(
         path,
         label or path.name,
         read_settings(folder.config),
         overrides=read_text(folder.overrides).splitlines(),
         versions=read_json(folder.versions),
-        rounds=read_lines(folder.metrics, MAX_VALUES),
-        episodes=read_lines(folder.episodes, MAX_EPISODE_VALUES, names=EPISODE_FIELDS),
+        rounds=read_lines(folder.metrics, MAX_MEMORY),
+        episodes=read_lines(folder.episodes, MAX_EPISODE_MEMORY, fields=EPISODE_FIELDS),
         summary=read_json(folder.summary, MAX_SUMMARY_BYTES),
-        samples=read_samples(folder.answers),
+        samples=samples,
     )
 
 
@@ -176,25 +181,26 @@ def read_samples(path: Path) -> dict[str, np.ndarray]:
     return {}
 
 
-def read_lines(path: Path, most: int, names: Sequence[str] = ()) -> list[Record]:
-    """The records in a file of JSON lines, with the fields `names` alone where some are given; of
-    more values than `most` the last ones. Lines that cannot be read are counted in the log.
+def read_lines(path: Path, most: int, fields: Sequence[str] = ()) -> list[Record]:
+    """The records in a file of JSON lines, with these fields alone where some are given; the last
+    ones, where they take more memory (bytes) than `most`. Lines that cannot be read are counted in
+    the log.
     """
     records = deque[tuple[Record, int]]()
-    values = dropped = 0
+    names: dict[str, str] = {}
+    memory = dropped = 0
     faults: list[str] = []
     with _left_out(path), _opened(path) as file:
         while line := file.readline(MAX_BYTES):
             try:
-                record = _parsed(line, path)
+                record, size = _parsed(line, path, names, fields=fields)
             except DataError as error:
                 faults.append(str(error) if not faults else "")
                 continue
-            record = {name: record[name] for name in names or record if name in record}
-            records.append((record, _num_values(record)))
-            values += records[-1][1]
-            while values > most:
-                values -= records.popleft()[1]
+            records.append((record, size))
+            memory += size
+            while memory > most:
+                memory -= records.popleft()[1]
                 dropped += 1
     if faults:
         LOGGER.warning("report   without %d lines: %s", len(faults), faults[0])
@@ -213,7 +219,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path, most: int = MAX_BYTES) -> Record:
     """The record in a JSON file of at most so many bytes; empty where there is none."""
     with _left_out(path):
-        return _parsed(_content(path, most) or b"{}", path)
+        return _parsed(_content(path, most) or b"{}", path, {})[0]
     return {}
 
 
@@ -243,20 +249,46 @@ def _left_out(path: Path) -> Iterator[None]:
         LOGGER.warning("report   without a file: %s", error)
 
 
-def _parsed(content: bytes, path: Path) -> Record:
-    """The record that `content`, out of the file `path`, holds as JSON; DataError for no JSON."""
+def _parsed(
+    content: bytes, path: Path, names: dict[str, str], fields: Sequence[str] = ()
+) -> tuple[Record, int]:
+    """The record that `content`, out of the file `path`, holds as JSON, with these fields alone
+    where some are given, and its memory; DataError for no JSON, or for too much.
+
+    names: those of the file so far, each of which is in memory once.
+    """
     with reading(path, DataError, "JSON"):
-        record = json.loads(content.decode(errors="replace"))
-        _num_values(record)
-    return record if isinstance(record, dict) else {}
+        record = json.loads(
+            content.decode(errors="replace"), object_pairs_hook=partial(_record, names)
+        )
+        if not isinstance(record, dict):
+            return {}, 0
+        record = {name: record[name] for name in fields or record if name in record}
+        size = _memory_of(record)
+        if size > MAX_RECORD_MEMORY:
+            raise ValueError(f"of {MAX_RECORD_MEMORY:,} bytes of memory at most, not {size:,}")
+    return record, size
 
 
-def _num_values(value: object, levels: int = MAX_JSON_DEPTH) -> int:
-    """How many values `value` is or holds; ValueError where they are deeper than `levels`."""
-    if levels < 0:
+def _record(names: dict[str, str], pairs: Sequence[tuple[str, object]]) -> Record:
+    """The record of the pairs; ValueError where a file has more names than MAX_NAMES."""
+    record = {names.setdefault(name, name): value for name, value in pairs}
+    if len(names) > MAX_NAMES:
+        raise ValueError(f"more than {MAX_NAMES:,} names")
+    return record
+
+
+def _memory_of(values: Record | list, levels: int = MAX_JSON_DEPTH) -> int:
+    """Memory (bytes) of the values with all that they hold but names; ValueError where they are
+    deeper than `levels`.
+    """
+    if levels <= 0:
         raise ValueError(f"more than {MAX_JSON_DEPTH} deep")
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(_num_values(part, levels - 1) for part in inner)
+    size = sys.getsizeof(values)
+    for inner in values.values() if isinstance(values, dict) else values:
+        nested = isinstance(inner, dict | list)
+        size += _memory_of(inner, levels - 1) if nested else sys.getsizeof(inner)
+    return size
 
 
 def read_round(run: Path, table: str, number: int, names: Sequence[str]) -> Columns:

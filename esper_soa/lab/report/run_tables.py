@@ -45,12 +45,18 @@ def table_of(rows: Iterable[Row]) -> Table:
     are left out, and said.
     """
     rows = iter(rows)
-    all_rows = list(islice(rows, MAX_PAGE_ROWS))
+    table: Table = {}
+    count = 0
+    for count, row in enumerate(islice(rows, MAX_PAGE_ROWS), 1):
+        for name, cell in row.items():
+            column = table.setdefault(name, [])
+            column += [None] * (count - 1 - len(column))
+            column.append(_rounded(cell))
+    for column in table.values():
+        column += [None] * (count - len(column))
     if next(rows, None) is not None:
-        columns = ", ".join(all_rows[0])
-        LOGGER.warning("report   without all rows of %s beyond %d", columns, MAX_PAGE_ROWS)
-    names = dict.fromkeys(name for row in all_rows for name in row)
-    return {name: [_rounded(row.get(name)) for row in all_rows] for name in names}
+        LOGGER.warning("report   without all rows of %s beyond %d", ", ".join(table), count)
+    return table
 
 
 def _rounded(value: Cell) -> Cell:
@@ -93,17 +99,20 @@ def mean_rows(table: Table, time: str) -> Iterator[Row]:
         yield {"group": group, time: at, "runs": len(rows)} | means
 
 
-def part_rows(runs: Sequence[RunRecord], name: str) -> list[Row]:
+def part_rows(runs: Sequence[RunRecord], name: str) -> Iterator[Row]:
     """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
     column, value_name, reader = PART_READERS[name]
-    rows: list[Row] = [
-        {"run": run.label, "round": round_of(line), column: name, value_name: value}
+    columns = ("run", "round", column, value_name)
+    cells = [
+        (run.label, round_of(line), name, value)
         for run in runs
         for line in (_shapley(run) if column == "slot" else run.rounds)
         for name, value in reader(line).items()
     ]
-    used_keys = {row[column] for row in rows if row[value_name]}
-    return [row for row in rows if row[column] in used_keys]
+    used_names = {name for _, _, name, value in cells if value}
+    for row in cells:
+        if row[2] in used_names:
+            yield dict(zip(columns, row, strict=True))
 
 
 def _shapley(run: RunRecord) -> Iterator[Record]:

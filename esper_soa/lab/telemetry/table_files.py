@@ -5,6 +5,7 @@ them. A file has one row group; what may be null is null there and NaN here. Nee
 import io
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,11 @@ from esper_soa.system.plain_files import FOLDER, list_folder, open_plain
 TABLES_FOLDER = "telemetry"
 MAX_CELLS = 1 << 22  # rows times columns of a file that is read for a report: 32 MB
 CELL_BYTES = 8  # of most cells, as they are in memory
+# Types of fields in the head of a page, as Thrift's compact protocol numbers them.
+BOOLEANS = (1, 2)
+NUMBERS = (4, 5, 6)
+BINARY = 8
+STRUCT = 12
 ROUND_FILE = re.compile(r"round_(\d{6,})\.parquet")
 
 
@@ -87,10 +93,8 @@ def _table_in(
     texts = [part.name for part in columns if types.is_string(part.type)]
     with reading(file, DataError, "a table of ours"):
         table = parquet.ParquetFile(source, read_dictionary=texts)
-        size = table.metadata.num_rows * len(columns)
         if most is not None:
-            groups = map(table.metadata.row_group, range(table.num_row_groups))
-            size = max(size, sum(group.total_byte_size for group in groups) // CELL_BYTES)
+            size = _num_cells(table.metadata, source, columns)
             if size > most:
                 raise ValueError(f"of {most:,} cells at most, not {size:,}")
         facts = {
@@ -98,6 +102,54 @@ def _table_in(
         }
         values = {part.name: _values(part, table) for part in columns}
     return Contents(values, {key: fact for key, fact in facts.items() if key != "ARROW:schema"})
+
+
+def _num_cells(facts: parquet.FileMetaData, source: BinaryIO, columns: pyarrow.Schema) -> int:
+    """Cells of the columns, or as many as fill the memory that reading them takes, by the heads of
+    their pages: sizes at the end of the file may be any. A text of a letter takes eight cells.
+    """
+    cells = 0
+    for group in map(facts.row_group, range(facts.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):
+            if part.path_in_schema in columns.names:
+                is_text = types.is_string(columns.field(part.path_in_schema).type)
+                begin = min(part.data_page_offset, part.dictionary_page_offset or sys.maxsize)
+                source.seek(begin)
+                pages = source.read(part.total_compressed_size)
+                size = _size_in_memory(pages)
+                cells += max(part.num_values, size if is_text else size // CELL_BYTES)
+    return max(cells, facts.num_rows * len(columns))
+
+
+def _size_in_memory(pages: bytes) -> int:
+    """Bytes of pages in memory. Before each is a head, which begins with its kind, its size in
+    memory and that in the file: https://parquet.apache.org/docs/file-format/data-pages.
+    """
+    place = size = 0
+    while place < len(pages):
+        numbers, place = _head_numbers(pages, place)
+        size += numbers[1]
+        place += numbers[2]
+    return size
+
+
+def _head_numbers(pages: bytes, place: int) -> tuple[list[int], int]:
+    """The numbers in the fields of a head, and the place behind it."""
+    numbers = []
+    while pages[place]:
+        step, kind = divmod(pages[place], 16)
+        place += 1
+        if kind == STRUCT:
+            _, place = _head_numbers(pages, place)
+        elif kind in (*NUMBERS, BINARY):
+            ends = (at for at in range(place, place + 10) if pages[at] < 128)  # of seven bits each
+            end = next(ends) + 1
+            number = sum((byte & 127) << 7 * at for at, byte in enumerate(pages[place:end]))
+            place = end + (number if kind == BINARY else 0)
+            numbers.append(number >> 1)
+        if not step or kind not in (*BOOLEANS, *NUMBERS, BINARY, STRUCT):
+            raise ValueError("a page with a field of no use")  # such as a second size
+    return numbers, place + 1
 
 
 def _values(column: pyarrow.Field, table: parquet.ParquetFile) -> np.ndarray:

@@ -18,6 +18,7 @@ from esper_soa.training.results.verdict import HostScore
 GROWN = "grown"  # name of the array of grown hosts; a control's is the name of the control
 NUM_TARGETS = "targets"  # name of the number of targets of a sample
 MAX_BYTES = 1 << 28  # in memory, of a file that is read: that of 4096 hosts on 10,000 images
+MAX_SAMPLES = 1 << 21  # of all arrays of a file
 
 
 class Answers(NamedTuple):
@@ -34,10 +35,16 @@ class Answers(NamedTuple):
             return None
         rows = self.right[name]
         rows = rows.reshape(-1, rows.shape[2]) if hosts is None else rows[hosts]
-        known = rows >= 0
-        if not len(rows) or (known != known[0]).any():
+        if not len(rows):
             return None
-        return 100 / self.targets * rows[:, known[0]].mean(0)
+        known = rows[0] >= 0
+        sums = np.zeros(len(known), np.int64)
+        step = max(1, MAX_SAMPLES // len(known))  # few at a time, as the rows may fill the memory
+        for part in (rows[start : start + step] for start in range(0, len(rows), step)):
+            if ((part >= 0) != known).any():
+                return None
+            sums += part.sum(0)
+        return 100 / self.targets * (sums[known] / len(rows))
 
 
 def stacked(rows: Sequence[np.ndarray | None]) -> np.ndarray | None:
@@ -76,6 +83,9 @@ def read_answers(path: Path) -> Answers:
                 raise ValueError(f"of {MAX_BYTES:,} bytes at most, not {size:,}")
             right = {name: archive[name] for name in archive.files}
             targets = int(right.pop(NUM_TARGETS))
+            samples = sum(rows.shape[-1] for rows in right.values() if rows.ndim)
+            if samples > MAX_SAMPLES:
+                raise ValueError(f"of {MAX_SAMPLES:,} samples at most, not {samples:,}")
             kinds = {(rows.dtype.kind, rows.shape) for rows in right.values()}
             alike = len(kinds) <= 1 and all(
                 kind == "i" and len(shape) == 3 and 0 not in shape for kind, shape in kinds
