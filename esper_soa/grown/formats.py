@@ -31,6 +31,7 @@ from esper_soa.system.torch_state import package_state
 
 INPUT_TYPES = {"float32": torch.float32, "int64": torch.int64}
 MAX_INPUTS = 1 << 24  # numbers of a sample
+EXPORTED = "one that this format can hold"  # what a network must be; that of a changed file is not
 CODE_WIDTH = 116  # letters of a line
 EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
 CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
@@ -58,9 +59,10 @@ if __name__ == "__main__":
 
 def save_pt2(net: GrownNetwork, path: Path) -> None:
     """Write a program of torch.export for any number of samples; spec.json is an extra file."""
-    program = _traced(net)
     content = io.BytesIO()
-    torch.export.save(program, content, extra_files={"spec.json": json.dumps(current_spec(net))})
+    with reading("the network", UserError, EXPORTED):
+        spec = json.dumps(current_spec(net))
+        torch.export.save(_traced(net), content, extra_files={"spec.json": spec})
     write_bytes(path.resolve(), content.getvalue())
 
 
@@ -69,7 +71,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
-    with _quiet_exporter():
+    with reading("the network", UserError, EXPORTED), _quiet_exporter():
         program = torch.onnx.export(
             _traced(net),
             dynamo=True,
@@ -77,9 +79,10 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
             input_names=[net.spec["input"].get("name", "images")],
             output_names=["logits"],
         )
-    model = program.model_proto  # type: ignore[union-attr]
-    model.metadata_props.add(key="spec", value=json.dumps(current_spec(net)))
-    write_bytes(path.resolve(), model.SerializeToString())
+        model = program.model_proto  # type: ignore[union-attr]
+        model.metadata_props.add(key="spec", value=json.dumps(current_spec(net)))
+        content = model.SerializeToString()
+    write_bytes(path.resolve(), content)
 
 
 @contextmanager
@@ -103,9 +106,11 @@ def save_code(net: GrownNetwork, path: Path) -> None:
     content = io.BytesIO()
     torch.save(state, content)
     _, source = Path(modules.__file__).read_text(encoding="utf-8").split('"""\n', 1)
+    with reading("the network", UserError, EXPORTED):
+        spec = pformat(current_spec(net), width=CODE_WIDTH, sort_dicts=False)
     lines = [
         CODE_HEAD + source,
-        f"SPEC = {pformat(current_spec(net), width=CODE_WIDTH, sort_dicts=False)}",
+        f"SPEC = {spec}",
         'WEIGHTS = """',
         *textwrap.wrap(base64.b64encode(content.getvalue()).decode(), CODE_WIDTH),
         '"""',
@@ -180,7 +185,7 @@ def export(net: nn.Module, target: str | PathLike[str], to: str | PathLike[str] 
     name = str(target)
     path = Path(target)
     if name in FORMATS:
-        env = plain.spec["env"]
+        env = plain.spec.get("env")
         check(type(env) is int and env >= 0, "env", env, allowed="the number of a host, from 0")
         path = Path(to, f"host_{env}{FORMATS[name][0]}")
     else:

@@ -12,16 +12,15 @@ from os import PathLike
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from esper_soa.agent.controller import Controller, controller_of
-from esper_soa.config.registry import RAISED
 from esper_soa.grown.build import GrownHost
 from esper_soa.grown.plain import Module, current_module
 from esper_soa.nets.model.modules import GrownNetwork, network_of
-from esper_soa.system.errors import UserError, check_path, one_line
+from esper_soa.system.errors import UserError, check_path, one_line, reading
 from esper_soa.system.files import write_bytes
 from esper_soa.system.torch_state import package_state
 
@@ -33,8 +32,6 @@ MAKERS: dict[str, Callable[[dict, Mapping[str, Tensor]], Module]] = {
     "network": network_of,
     "policy": controller_of,
 }
-# Errors of a spec or tensors that this version has not written.
-LOAD_ERRORS = (*RAISED, MemoryError, UserError)
 
 
 class ModuleFileError(UserError):
@@ -91,7 +88,7 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     """
     check_path("path", path)
     place = one_line(path)
-    try:
+    with reading(path, ModuleFileError, "a whole file of networks or of a policy"):
         if Path(path).exists() and not Path(path).is_file():
             raise ModuleFileError(f"{place}: cannot be read (no regular file)")
         with safe_open(Path(path), framework="pt") as file:
@@ -106,31 +103,13 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
             prefix = str(entry["prefix"])
             names = [name for name in sorted(file.keys()) if name.startswith(prefix)]
             tensors = {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
-    except FileNotFoundError as error:
-        raise ModuleFileError(f"{place}: there is no such file") from error
-    except OSError as error:
-        raise ModuleFileError(f"{place}: cannot be read ({error.strerror or error})") from error
-    except SafetensorError as error:
-        reason = f"cut off, damaged, or no file of safetensors ({one_line(error)})"
-        raise ModuleFileError(f"{place}: {reason}") from error
-    if entry["sha256"] != digest(tensors):
-        raise ModuleFileError(f"{place}: damaged (its content is not what was written)")
-    return _made(place, entry, tensors)
-
-
-def _made(place: str, entry: dict, tensors: dict[str, Tensor]) -> Module:
-    """The module of an entry; ModuleFileError where it describes none."""
-    try:
+        if entry["sha256"] != digest(tensors):
+            raise ModuleFileError(f"{place}: damaged (its content is not what was written)")
+        json.dumps(entry["spec"], allow_nan=False)  # as it was written
         module = MAKERS[entry["kind"]](entry["spec"], tensors)
-    except LOAD_ERRORS as error:
-        raise _unreadable(place, error) from error
     if isinstance(module, GrownNetwork):
         module.measured = entry["sha256"]
     return module
-
-
-def _unreadable(place: str, error: Exception) -> ModuleFileError:
-    return ModuleFileError(f"{place}: its description is not understood ({one_line(error)})")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -157,15 +136,12 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
     """The entries of the modules in the metadata of a file."""
     if metadata is None or METADATA_ENTRY not in metadata:
         raise ModuleFileError(f"{place}: written by another program")
-    try:
-        record = json.loads(metadata[METADATA_ENTRY])
-        if record["version"] > VERSION:
-            age = f"has version {record['version']}, written by a newer version of the program"
-            raise ModuleFileError(f"{place}: {age}: this one reads version {VERSION}")
-        entries = [{name: entry[name] for name in MODULE_FIELDS} for entry in record["modules"]]
-        unknown = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise _unreadable(place, error) from error
+    record = json.loads(metadata[METADATA_ENTRY])
+    if record["version"] > VERSION:
+        age = f"has version {record['version']}, written by a newer version of the program"
+        raise ModuleFileError(f"{place}: {age}: this one reads version {VERSION}")
+    entries = [{name: entry[name] for name in MODULE_FIELDS} for entry in record["modules"]]
+    unknown = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
     if unknown or not entries:
         kinds = unknown[0] if unknown else "nothing"
         raise ModuleFileError(f"{place}: holds {kinds}, no network or policy")

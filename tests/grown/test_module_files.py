@@ -23,6 +23,7 @@ from esper_soa import host, layer
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, sort_slots
+from esper_soa.grown.formats import export
 from esper_soa.grown.module_files import (
     FIGURES,
     METADATA_ENTRY,
@@ -115,7 +116,7 @@ def test_a_policy_comes_back_the_same_to_the_bit(tmp_path: Path) -> None:
     assert (digest(again.state_dict()), again.spec) == (digest(made.state_dict()), made.spec)
     assert not again.training
     with_entry(path, lambda ours: ours["modules"][0]["spec"]["network"].update(hidden=12))
-    told = r"understood \(policy\.network\.hidden=12: must be a multiple of 8\.\)$"
+    told = r"policy \(policy\.network\.hidden=12: must be a multiple of 8\.\)$"
     with pytest.raises(ModuleFileError, match=told):
         load(path)
 
@@ -197,7 +198,7 @@ def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> N
     )
 
 
-NO_FILE = r"cut off, damaged, or no file of safetensors \(\S.*\)"  # with what the library says
+NO_FILE = r"must be a whole file of networks or of a policy \(\S.*\)"  # with what the library says
 TORCHS = io.BytesIO()
 torch.save({"weight": torch.zeros(3)}, TORCHS)
 
@@ -301,7 +302,7 @@ def test_a_file_calls_nothing_that_is_not_a_marked_part(
     net = next(one for one in hosts.networks(list(range(NUM_HOSTS))) if one.spec["seeds"])
     save(net, path)
     with_entry(path, lambda ours: PLACES[place](ours["modules"][0]["spec"], layer))
-    with pytest.raises(ModuleFileError, match="its description is not understood"):
+    with pytest.raises(ModuleFileError, match="must be a whole file of networks"):
         load(path)
     with pytest.raises(SystemExit):
         main([str(path), "format=code", f"to={tmp_path}"])
@@ -342,3 +343,25 @@ def test_a_digest_is_of_names_types_and_bytes() -> None:
     states += [{"a": zeros, "b": zeros}, {}]
     assert len({digest(state) for state in states}) == len(states)
     assert digest({"b": zeros, "a": zeros}) == digest({"a": zeros, "b": zeros})
+
+
+CHANGED: dict[str, Callable[[dict], object]] = {
+    "no shape": lambda spec: spec["input"].pop("shape"),
+    "an input of text": lambda spec: spec.update(input="images"),
+    "no finite number": lambda spec: spec.update(validation_loss=float("nan")),
+    "stride": lambda spec: spec["host"][0]["layers"][0]["arguments"].update(stride=0),
+    "padding": lambda spec: spec["host"][0]["layers"][0]["arguments"].update(padding=-9),
+    "depth": lambda spec: spec.update(task=json.loads("[" * 400 + "]" * 400)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_changed_description_is_refused_in_a_line(
+    net: GrownNetwork, tmp_path: Path, change: str
+) -> None:
+    path = tmp_path / "host.safetensors"
+    save(net, path)
+    with_entry(path, lambda ours: CHANGED[change](ours["modules"][0]["spec"]))
+    form = "code" if change == "depth" else "pt2"
+    with pytest.raises(UserError, match=r"^.*$"):
+        export(load(path), form, to=tmp_path)

@@ -6,6 +6,7 @@ from fnmatch import fnmatch
 from operator import attrgetter
 from pathlib import Path
 
+from esper_soa.system.errors import UserError, reading
 from esper_soa.system.files import write_text
 from esper_soa.system.plain_files import list_folder, make_folder, read_text
 from esper_soa.training.files.run_folder import RunFolder
@@ -53,7 +54,8 @@ def save_record(sweep: Path, record: JobRecord) -> None:
 
 def read_records(sweep: Path, number: int | str = "*") -> dict[int, JobRecord]:
     """All records of a sweep by number, in order; or that of the job `number`, if there is one."""
-    names = list_folder(RunFolder(sweep.resolve()).jobs)
-    paths = [path for path in names if fnmatch(path.name, f"{number}.json")]
-    records = [JobRecord(**json.loads(read_text(path))) for path in paths]
-    return {record.number: record for record in sorted(records, key=attrgetter("number"))}
+    folder = RunFolder(sweep.resolve()).jobs
+    with reading(folder, UserError, "a folder of records of jobs"):
+        paths = [path for path in list_folder(folder) if fnmatch(path.name, f"{number}.json")]
+        records = [JobRecord(**json.loads(read_text(path))) for path in paths]
+        return {record.number: record for record in sorted(records, key=attrgetter("number"))}

@@ -8,6 +8,7 @@ it from its checkpoint on. Needs the extra `sweep`, and no torch.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ from optuna.trial import TrialState
 
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep.records import Status, read_records
-from esper_soa.system.errors import UserError, check, check_choice
+from esper_soa.system.errors import UserError, check, check_choice, reading
+from esper_soa.system.plain_files import remove
 
 # Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
 STUDY_FILE = "study.log"
@@ -133,6 +135,8 @@ def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) ->
             f"run_dir={sweep}: already holds a search. Choose another folder, or go on with "
             "resume=auto"
         )
+    with suppress(OSError):  # the lock of a search that was killed, which Optuna would wait for
+        remove(sweep.resolve() / f"{STUDY_FILE}.lock")
     study = load_study(settings, sweep)
     record = space.record()
     before = study.user_attrs.get("space", record)
@@ -152,13 +156,14 @@ def load_study(settings: DictConfig, sweep: Path) -> optuna.Study:
         "halving": SuccessiveHalvingPruner(min_resource=max(1, warmup)),
         "none": NopPruner(),
     }
-    study = optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(sweep / STUDY_FILE))),
-        study_name="search",
-        direction="maximize",
-        load_if_exists=True,
-        pruner=pruners[settings.pruner],
-    )
+    with reading(sweep / STUDY_FILE, UserError, "a study of Optuna"):
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(sweep / STUDY_FILE))),
+            study_name="search",
+            direction="maximize",
+            load_if_exists=True,
+            pruner=pruners[settings.pruner],
+        )
     study.sampler = make_sampler(settings, len(study.trials))
     return study
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry.worker import Worker
-from esper_soa.system.errors import UserError
+from esper_soa.system.errors import UserError, reading
 from esper_soa.system.files import LOGGER, WriteErrors, write_text
 from esper_soa.system.json_lines import Json
 from esper_soa.system.plain_files import read_text
@@ -74,12 +74,9 @@ class TrackerState:
 
 def read_state(path: Path) -> dict[str, tuple[str, int]]:
     """The id and the last round by tracker; raises UserError where the file is not ours."""
-    try:
+    with reading(path, UserError, "of trackers, which begin new runs without it"):
         state = json.loads(read_text(path)) if path.exists() else {}
         return {name: (str(entry["id"]), int(entry["round"])) for name, entry in state.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = f"cannot be read ({error}). Without it, trackers begin new runs"
-        raise UserError(f"{path}: {reason}") from error
 
 
 def make_sender(

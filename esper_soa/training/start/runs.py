@@ -67,15 +67,17 @@ class RecordedRun:
     @property
     def summary(self) -> dict:
         """summary.json: the final table in numbers; UserError where the run has not ended."""
-        return dict(json.loads(self._text(self.folder.summary, "the run has not come to its end")))
+        text = self._text(self.folder.summary, "the run has not come to its end")
+        with reading(self.folder.summary, UserError, "the summary of a run"):
+            return dict(json.loads(text))
 
     def metrics(self) -> list[dict]:
         """metrics.jsonl: a record per round that is done."""
-        return [json.loads(line) for line in self._text(self.folder.metrics).splitlines()]
+        return self._lines(self.folder.metrics)
 
     def episodes(self) -> list[dict]:
         """episodes.jsonl: a record per host of every round that is done."""
-        return [json.loads(line) for line in self._text(self.folder.episodes).splitlines()]
+        return self._lines(self.folder.episodes)
 
     def steps(self) -> "DataFrame":
         """The table `steps` of docs/telemetry.md: a row per round, env-step and env.
@@ -91,23 +93,24 @@ class RecordedRun:
             raise UserError(f"{self.path}: there is no table of env-steps: {reason}")
         if find_spec("pandas") is None:
             raise UserError("steps: needs pandas. Install esper-soa[pandas]")
-        tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
-        frame: DataFrame = import_module("pyarrow").concat_tables(tables).to_pandas()
+        with reading(self.folder.tables, UserError, "tables of a run"):
+            tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
+            frame: DataFrame = import_module("pyarrow").concat_tables(tables).to_pandas()
         return frame
 
     @cached_property
     def settings(self) -> TrainConfig:
         """The settings of the run."""
-        text = read_text(self.folder.config)
         with reading(self.folder.config, UserError, "settings of a run"):
-            return settings_from_yaml(text)
+            return settings_from_yaml(read_text(self.folder.config))
 
     @cached_property
     def _source(self) -> BatchSource:
         """The data of the run; UserError where it is another now."""
         source = load_samples(self.settings.data, "cpu")
         text = self._text(self.folder.versions, "the run has not begun")
-        identity = json.loads(text)["data"]["identity"]
+        with reading(self.folder.versions, UserError, "the versions of a run"):
+            identity = json.loads(text)["data"]["identity"]
         if source.identity != identity:
             gone = f"its {source.spec.name} are not there any more"
             raise UserError(f"{self.path}: {gone}: {source.source}")
@@ -184,10 +187,14 @@ class RecordedRun:
         net = load(files[-1], number)
         if not isinstance(net, GrownNetwork):
             raise UserError(f"{files[-1]}: holds no network")
+        source = None
         with suppress(UserError):
             names = filter(is_reference, env_words(self.settings.data.name))
             if all(name.partition(":")[0] in sys.modules for name in names):
-                add_test_accuracy(net, self._source)
+                source = self._source
+        if source is not None:
+            with reading(files[-1], UserError, "a network that takes the samples of its run"):
+                add_test_accuracy(net, source)
         return net
 
     @property
@@ -235,9 +242,15 @@ class RecordedRun:
         if names:
             raise UserError(f"{self.path}: has a folder for each of its tasks: {names}. Take one")
 
+    def _lines(self, path: Path) -> list[dict]:
+        """The records of the file, one a line."""
+        text = self._text(path)
+        with reading(path, UserError, "lines of JSON"):
+            return [dict(json.loads(line)) for line in text.splitlines()]
+
     def _text(self, path: Path, otherwise: str = "") -> str:
         """The records of the file; without it nothing, or UserError with the reason `otherwise`."""
-        with suppress(FileNotFoundError):
+        with reading(path, UserError, "text of a run"), suppress(FileNotFoundError):
             return read_text(path)
         self._check_one_task()
         if otherwise:

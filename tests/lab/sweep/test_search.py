@@ -172,6 +172,15 @@ def test_numbers_of_a_search_have_a_least(tmp_path: Path, name: str, least: int)
     search.open_study(OmegaConf.create(SWEEPER | {name: least}), tmp_path, space, False)
 
 
+@pytest.mark.timeout(60)
+def test_a_lock_that_leads_nowhere_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "study.log.lock").symlink_to("nowhere")
+    search.open_study(OmegaConf.create(SWEEPER), tmp_path, search.space_of(["envs=1,2"]), False)
+    (tmp_path / "study.log").write_text("x\n")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/study\.log: must be a study"):
+        search.load_study(OmegaConf.create(SWEEPER), tmp_path)
+
+
 @pytest.mark.filterwarnings("error:The reported value:UserWarning")
 def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_all_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

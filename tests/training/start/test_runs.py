@@ -277,6 +277,27 @@ def test_what_is_another_thing_than_a_run_left_is_said(
         assert str(caught.value) == told
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "ask"),
+    [
+        ("summary.json", b"[1]", "summary"),
+        ("metrics.jsonl", b'{"round": 1}\n3\n', "metrics"),
+        ("episodes.jsonl", b"\xff\n", "episodes"),
+        ("config.yaml", b"\xff", "settings"),
+        ("versions.json", b'{"data": 3}', "samples"),
+        ("networks/best_000009.safetensors", b"", "export"),
+    ],
+)
+def test_a_changed_file_of_a_run_is_refused_by_its_name(
+    done: esper_soa.RecordedRun, tmp_path: Path, name: str, content: bytes, ask: str
+) -> None:
+    changed = esper_soa.RecordedRun(shutil.copytree(done.path, tmp_path / "run"))
+    (changed.path / name).parent.mkdir(parents=True, exist_ok=True)
+    (changed.path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{changed.path}/{name.partition('/')[0]}.*$"):
+        getattr(changed, ask)()
+
+
 # --- the policy
 
 
