@@ -37,11 +37,11 @@ EPISODE_FIELDS = ("round", "shapley")  # that a report shows
 MAX_JSON_DEPTH = 32  # records and lists within each other; those of a run are 5 deep
 MAX_BYTES = 1 << 20  # the size of a file of one record, and of a line
 MAX_SUMMARY_BYTES = 1 << 22  # that of 4096 hosts
-# Memory (bytes) of the records of a file: of one record, of metrics.jsonl (those of 8,000 rounds)
+# Memory (bytes) of the records of a file: of one record, of metrics.jsonl (those of 6,000 rounds)
 # and of episodes.jsonl. A nested record takes 32 times as much as its text.
 MAX_RECORD_MEMORY = 1 << 25
-MAX_MEMORY = 1 << 27
-MAX_EPISODE_MEMORY = 1 << 26
+MAX_MEMORY = 3 << 25
+MAX_EPISODE_MEMORY = 1 << 25
 MAX_NAMES = 1 << 14  # of all values in a file
 ROWS_AT_ONCE = 4096  # rows that are made of columns at a time
 
@@ -286,8 +286,10 @@ def _memory_of(values: Record | list, levels: int = MAX_JSON_DEPTH) -> int:
         raise ValueError(f"more than {MAX_JSON_DEPTH} deep")
     size = sys.getsizeof(values)
     for inner in values.values() if isinstance(values, dict) else values:
-        nested = isinstance(inner, dict | list)
-        size += _memory_of(inner, levels - 1) if nested else sys.getsizeof(inner)
+        if isinstance(inner, dict | list):
+            size += _memory_of(inner, levels - 1)
+        else:
+            size += sys.getsizeof(inner)
     return size
 
 

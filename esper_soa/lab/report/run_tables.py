@@ -99,7 +99,7 @@ def mean_rows(table: Table, time: str) -> Iterator[Row]:
         yield {"group": group, time: at, "runs": len(rows)} | means
 
 
-def part_rows(runs: Sequence[RunRecord], name: str) -> Iterator[Row]:
+def part_rows(runs: Sequence[RunRecord], name: str) -> Iterable[Row]:
     """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
     column, value_name, reader = PART_READERS[name]
     columns = ("run", "round", column, value_name)
