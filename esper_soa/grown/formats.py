@@ -117,8 +117,9 @@ def save_code(net: GrownNetwork, path: Path) -> None:
     ]
     text = "\n".join(lines) + CODE_TAIL
     names: dict = {"__name__": path.stem}
-    exec(compile(text, path.name, "exec"), names)
-    check_same(net, names["network"]())
+    with reading("the network", UserError, EXPORTED):
+        exec(compile(text, path.name, "exec"), names)
+        check_same(net, names["network"]())
     write_bytes(path.resolve(), text.encode())
 
 
@@ -133,7 +134,7 @@ def _traced(net: GrownNetwork) -> torch.export.ExportedProgram:
 
 def check_same(net: GrownNetwork, program: nn.Module) -> None:
     """UserError where `program` has other logits of a few samples than `net` in eval mode."""
-    with evaluating(net), torch.no_grad():
+    with reading("the network", UserError, EXPORTED), evaluating(net), torch.no_grad():
         samples = _samples(net, 3)
         logits = program.to(samples.device)(samples)
         same = torch.allclose(logits, net(samples), rtol=1e-3, atol=1e-4, equal_nan=True)
