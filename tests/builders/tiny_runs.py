@@ -10,7 +10,14 @@ import pytest
 
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import DataConfig, TaskConfig
-from esper_soa.config.settings import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
+from esper_soa.config.settings import (
+    OF_A_TASK,
+    ComputeConfig,
+    EvaluateConfig,
+    TelemetryConfig,
+    TrainConfig,
+    WorldConfig,
+)
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import session
 from esper_soa.training.loop.evaluation import Verdict, evaluate_in_session
@@ -43,6 +50,14 @@ def settings(player: str = "ppo", **changed: object) -> TrainConfig:
         compute=ComputeConfig(threads=1, workers=1),
     )
     return replace(cfg, **changed)  # type: ignore[arg-type]
+
+
+def on_tasks(*alone: TrainConfig) -> TrainConfig:
+    """The first of these, on the tasks of all of them."""
+    worlds = {
+        cfg.task.name: WorldConfig(**{n: getattr(cfg, n) for n in OF_A_TASK}) for cfg in alone
+    }
+    return replace(alone[0], worlds=worlds)
 
 
 def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None) -> Summary:

@@ -394,6 +394,12 @@ def telling(given: AgentContext) -> Mute:
     raise ValueError(slots, given.blueprints[:2], given.steps, given.seed)
 
 
+@esper_soa.agent("placed")
+class Placed(Eager):
+    def __init__(self, given: AgentContext) -> None:
+        self.slots = given.slots
+
+
 @esper_soa.agent("demanding")
 class Demanding(Eager):
     def __init__(self, surroundings: AgentContext, more: int) -> None:

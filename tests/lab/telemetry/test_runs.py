@@ -16,7 +16,7 @@ from esper_soa.lab.telemetry.table_files import read_file, read_table, table_fil
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop import run as running
 from tests.builders.program import TINY, finished, started, wait_until
-from tests.builders.tiny_runs import fresh, log_of, resumed, settings, timeless
+from tests.builders.tiny_runs import fresh, log_of, on_tasks, resumed, settings, timeless
 
 
 def at(level: str, rounds: int = 2) -> TrainConfig:
@@ -100,16 +100,18 @@ def test_rounds_after_an_anomaly_are_recorded_in_full_by_a_run_that_goes_on_too(
     cfg = at(level, rounds=4)
     sick = AnomalyConfig(max_lstm_rms=1e-6)  # from the first update on
     cfg = replace(cfg, telemetry=replace(cfg.telemetry, escalation=2, anomaly=sick))
+    cfg = on_tasks(cfg, replace(cfg, task=replace(cfg.task, name="other")))
     fresh(cfg, tmp_path / "whole")
     fresh(replace(cfg, rounds=2), tmp_path / "parts")
     resumed(cfg, tmp_path / "parts")
-    for path in (tmp_path / "whole", tmp_path / "parts"):
+    paths = [tmp_path / part / "other" for part in ("whole", "parts")]
+    for path in paths:
         assert list(table_files(path, "steps")) == recorded
         assert all(list(table_files(path, table)) == [2, 3] for table in ("choices", "subsets"))
         assert all(len(read_table(path, table)["round"]) > 0 for table in ("choices", "subsets"))
     (told,) = (line for line in log_of(tmp_path / "whole") if line.startswith("INFO tables"))
     assert "2 to 3" in told
-    assert timeless(tmp_path / "whole/metrics.jsonl") == timeless(tmp_path / "parts/metrics.jsonl")
+    assert timeless(paths[0] / "metrics.jsonl") == timeless(paths[1] / "metrics.jsonl")
 
 
 def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,15 +127,16 @@ def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.M
 
     def look(path: Path, content: dict) -> None:
         if path.name.startswith("checkpoint"):
-            seen.append(list(table_files(tmp_path, "events")))
+            seen.append(list(table_files(tmp_path / "other", "events")))
         save(path, content)
 
     monkeypatch.setattr(recorder, "write_bytes", slowly)
     monkeypatch.setattr(running, "save_checkpoint", look)
     often = TelemetryConfig(progress="off", write_interval=0)
-    fresh(replace(at("events"), telemetry=often), tmp_path)
+    cfg = replace(at("events"), telemetry=often)
+    fresh(on_tasks(cfg, replace(cfg, task=replace(cfg.task, name="other"))), tmp_path)
     assert seen == [[1], [1, 2]]
-    assert written.count(table_path(tmp_path, "steps", 1)) > 1, "a round in progress"
+    assert written.count(table_path(tmp_path / "other", "steps", 1)) > 1, "a round in progress"
 
 
 @pytest.mark.slow

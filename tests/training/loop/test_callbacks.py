@@ -1,18 +1,20 @@
 """A run calls callbacks at its start, after every round and at its end, and needs no lab."""
 
 import gc
+import json
 import shutil
 import subprocess
 import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from esper_soa.config.settings import TelemetryConfig
+from esper_soa.config.settings import TelemetryConfig, TrainConfig
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.runtime.ranks import SINGLE_PROCESS
 from esper_soa.system.errors import PrunedError, UserError
@@ -27,7 +29,7 @@ from esper_soa.training.loop.trainer import run_in_session
 from esper_soa.training.results.final_table import Summary
 from esper_soa.training.start import runs
 from tests.builders.program import ENVIRONMENT, TINY
-from tests.builders.tiny_runs import fresh, records, resumed, settings
+from tests.builders.tiny_runs import fresh, on_tasks, records, resumed, settings
 from tests.builders.tiny_world import tiny_world
 
 PACKAGE = Path(__file__).resolve().parents[3] / "esper_soa"
@@ -43,7 +45,7 @@ class Listing(Callback):
 
     def on_run_start(self, run: TaskRun) -> None:
         assert len(vars(run)) <= 10  # what callbacks are handed is small
-        self.calls.append(("start", run.totals.rounds_done))
+        self.calls.append(("start", run.cfg.task.name, run.totals.rounds_done))
 
     def on_round_end(self, run: TaskRun, metrics: Mapping) -> None:
         self.calls.append(("round", metrics["round"], records(run.folder.metrics)[-1] == metrics))
@@ -56,16 +58,19 @@ class Listing(Callback):
 
     def on_run_end(self, run: TaskRun, summary: Summary) -> None:
         dropped = summary.telemetry["dropped"]
-        self.calls.append(("end", run.folder.summary.exists(), dropped))
+        written = json.loads(run.folder.summary.read_text())
+        self.calls.append(("end", written["task"] == summary.task, dropped))
 
     def close(self) -> None:
         self.calls.append(("close",))
 
 
-def called(listing: Listing, folder: Path, resume: Path | None = None) -> list[tuple]:
+def called(
+    listing: Listing, folder: Path, resume: Path | None = None, cfg: TrainConfig = SHORT
+) -> list[tuple]:
     other = Listing()
     with session(RunFolder(folder)) as opened:
-        run_in_session(opened, SHORT, resume, callbacks=[listing, other])
+        run_in_session(opened, cfg, resume, callbacks=[listing, other])
     assert other.calls == listing.calls
     return listing.calls
 
@@ -78,9 +83,22 @@ def test_callbacks_are_called_in_order_and_closed_where_one_fails(tmp_path: Path
     failing = Listing(fails_in=2)
     with pytest.raises(ArithmeticError, match="of the user"):
         called(failing, tmp_path)
-    assert failing.calls == [("start", 0), *ROUNDS, ("close",)]
+    assert failing.calls == [("start", "tiny", 0), *ROUNDS, ("close",)]
     checkpoint = RunFolder(tmp_path).checkpoint(1)
-    assert called(Listing(), tmp_path, checkpoint) == [("start", 1), ROUNDS[1], *END]
+    assert called(Listing(), tmp_path, checkpoint) == [("start", "tiny", 1), ROUNDS[1], *END]
+
+
+def test_callbacks_are_called_for_every_task_and_its_share_of_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=count().__next__))
+    cfg = on_tasks(SHORT, replace(SHORT, task=replace(SHORT.task, name="other")))
+    calls = called(Listing(), tmp_path, cfg=cfg)
+    assert calls[:2] == [("start", "tiny", 0), ("start", "other", 0)]
+    assert calls[2:] == [call for call in (*ROUNDS, *END) for _ in cfg.worlds]
+    for name in cfg.worlds:
+        lines = records(tmp_path / name / "metrics.jsonl")
+        assert [line["update_seconds"] for line in lines] == [0.5, 0.5]
 
 
 def test_a_run_that_a_callback_gives_up_leaves_a_checkpoint_of_its_last_round(
