@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -135,29 +135,24 @@ def agree(one: Path, other: Path, rounds: range) -> None:
             assert theirs[name] == wanted, name
 
 
-@pytest.mark.slow  # test_ranks_that_are_started_again_... is the cheap twin
-@pytest.mark.parametrize(
-    "play",
-    [
-        played_under_torchrun,
-        lambda folder: played(folder, "ranks=2"),
-    ],
-    ids=["torchrun", "launcher"],
-)
-def test_two_ranks_play_and_learn_what_one_process_does(
-    play: Callable[[Path], Path], alone: Path, tmp_path: Path
-) -> None:
-    shared = play(tmp_path)
-    agree(alone, shared, range(1, 3))
-    summaries = [json.loads((path / "summary.json").read_text()) for path in (alone, shared)]
+def end_alike(one: Path, other: Path) -> None:
+    """Hosts at the end, their answers and figures, to the bit."""
+    summaries = [json.loads((path / "summary.json").read_text()) for path in (one, other)]
     for part in ("grown", "controls"):
         assert summaries[0][part] == summaries[1][part]
-    answers = [RunFolder(path).answers.read_bytes() for path in (alone, shared)]
+    answers = [RunFolder(path).answers.read_bytes() for path in (one, other)]
     assert answers[0] == answers[1]
     for name in ("best", "hosts"):
-        files = [RunFolder(path).network_files(name) for path in (alone, shared)]
+        files = [RunFolder(path).network_files(name) for path in (one, other)]
         assert [path.name for path in files[0]] == [path.name for path in files[1]]
         assert files[0][-1].read_bytes() == files[1][-1].read_bytes()
+
+
+@pytest.mark.slow  # test_ranks_that_are_started_again_... is the cheap twin
+def test_two_ranks_play_and_learn_what_one_process_does(alone: Path, tmp_path: Path) -> None:
+    shared = played_under_torchrun(tmp_path)
+    agree(alone, shared, range(1, 3))
+    end_alike(alone, shared)
     assert "ranks: 2" in lines(shared / "config.yaml")
 
 
@@ -239,10 +234,13 @@ def test_ranks_that_cannot_be_reached_are_told_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(launch, "RANK_TIMEOUT", timedelta(seconds=1))
-    monkeypatch.setattr(launch, "keep_to_cores", lambda *_: None)  # this process works on
-    rank = LaunchedRank(1, 2, local_rank=1, local_processes=2, restarts=0, run_id="")
+    kept: list[tuple[int, int]] = []
+    monkeypatch.setattr(launch, "keep_to_cores", lambda *given: kept.append(given))
+    rank = LaunchedRank(3, 4, local_rank=1, local_processes=2, restarts=0, run_id="")
+    cfg = settings(envs=4, ranks=4)
     with session(RunFolder(tmp_path)) as opened, pytest.raises(RankLostError, match=r"torchrun"):
-        launch.run_rank(opened, replace(settings(), ranks=2), None, rank, "tcp://127.0.0.1:9")
+        launch.run_rank(opened, cfg, None, rank, "tcp://127.0.0.1:9")
+    assert kept == [(1, 2)], "of its machine, the second of two"
 
 
 def test_cores_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +292,7 @@ def test_ranks_that_are_started_again_where_one_is_killed_come_to_what_one_proce
     monkeypatch.setenv("FATE", "end")
     accuracy = launched(tmp_path / "two", *words, "restarts=1")
     agree(tmp_path / "one", tmp_path / "two", range(1, 3))
+    end_alike(tmp_path / "one", tmp_path / "two")
     written = json.loads((tmp_path / "two" / "summary.json").read_text())
     assert written["grown"]["validation_accuracy"] == accuracy
     assert written["rounds_before"] == 1
