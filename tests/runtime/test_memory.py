@@ -159,6 +159,13 @@ def test_the_machine_or_its_container_says_what_is_free(
     assert free_memory(CPU) == free
 
 
+def test_on_a_gpu_what_torch_keeps_for_itself_is_free_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 90))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 70)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 30)
+    assert free_memory(torch.device("cuda")) == 45
+
+
 def test_a_refusal_says_the_largest_parts_and_what_makes_them_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.system.files import LineFile, WriteErrors, sync, write_text
+from esper_soa.system.files import LineFile, WriteErrors, write_bytes, write_text
 from esper_soa.system.plain_files import drop_drafts, replacing
 from tests.builders import warm
 
@@ -133,7 +133,9 @@ def fill(path: Path) -> None:
         raise OSError(errno.ENOSPC, "full", "other")
 
 
-def test_a_file_is_replaced_as_a_whole_or_stays_and_the_error_names_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_as_a_whole_or_stays_and_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.txt"
     with replacing(path) as draft:
         draft.write(b"old")
@@ -141,5 +143,11 @@ def test_a_file_is_replaced_as_a_whole_or_stays_and_the_error_names_it(tmp_path:
     with pytest.raises(OSError, match="full") as raised:
         fill(path)
     assert raised.value.filename == str(path)
-    sync(path)
+    synced: list[str] = []
+    open_files = Path("/proc/self/fd")
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(open_files / str(fd))))
+    before = len(list(open_files.iterdir()))
+    write_bytes(path, b"old")
+    assert len(list(open_files.iterdir())) == before
+    assert [Path(synced[0]).parent, *map(Path, synced[1:])] == [tmp_path, tmp_path]
     assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {"a.txt": "old"}
