@@ -7,6 +7,8 @@ install chromium`); `pytest -m browser tests/lab/report` runs it. Screenshots st
 that $ESPER_SOA_SCREENSHOTS names.
 """
 
+import csv
+import json
 import os
 import shutil
 import threading
@@ -76,10 +78,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         file.write('{"round":3,"accur')
     for run, last in ((ended, 4), (killed, 3)):
         for number in range(1, last + 1):
-            write_round(run, number, envs=3, steps=16)
+            write_round(run, number, envs=3, steps=60 if number == 4 else 16)
     for seed in range(SEEDS):
         for reward in ("net", "shaped"):
-            job = folder / "sweep" / f"{reward}{seed}"
+            job = folder / "sweep" / f'{reward}, "{seed}"'
             end = summary([50.0 + seed, 52.0])
             make_run(job, rounds(3, seed), seed, end, overrides=[f"reward={reward}"])
             write_round(job, 3, envs=2, steps=10)
@@ -105,7 +107,9 @@ class Opened:
         self.page.goto(address)
         self.page.wait_for_selector(".chart[data-drawn]")
         self.seconds = time.monotonic() - begun
-        self.page.evaluate("report.drawAll()")
+        self.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        drawn = "document.querySelectorAll('.chart[data-drawn]').length"
+        self.page.wait_for_function(f"{drawn} === report.figures.size")
 
     def check(self, width: int, scheme: str, shot: str) -> None:
         """Nothing was said or blocked, nothing sticks out, every figure is drawn, in the colours
@@ -192,65 +196,116 @@ def test_numbers_that_are_drawn_are_those_of_the_runs_files(
     ticks = [number_in(told_by(one)["accuracy (%)"]) for one in opened.labels("standings", "tick")]
     assert sorted(ticks) == [51 + seed / 2 for seed in range(SEEDS) for _ in range(2) if thin]
     axis = "#curve-accuracy svg [aria-label^='X-axis'] .role-axis-label text"
+    assert opened.page.locator(axis).first.get_attribute("fill") == "var(--muted)", "of the page"
     shown = [one for one in opened.page.locator(axis).all_text_contents() if one]
     assert shown == [str(one["round"]) for one in lines], "once and whole"
-    if name == "ended":
-        opened.page.locator("#curve-accuracy summary").press("Enter")
-        opened.page.wait_for_selector("#curve-accuracy tbody")
-        cells = opened.page.locator("#curve-accuracy tbody td:nth-child(3)").all_text_contents()
-        assert [float(cell) for cell in cells] == [one["accuracy"]["mean"] for one in lines]
     opened.page.close()
 
 
+CELLS = "all => all.map((row) => [...row.cells].map((cell) => cell.textContent))"
+
+
+def cell_of(value: str | float | None, missing: str) -> str:
+    """What a table shows of a value."""
+    if value is None:
+        return missing
+    return value if isinstance(value, str) else f"{value:,.6g}"
+
+
+@pytest.mark.parametrize(
+    ("name", "id_", "field"), [("sweep", "terms", "run"), ("ended", "lanes", "round")]
+)
 def test_a_choice_is_drawn_listed_and_saved(
-    browser: sync_api.Browser, pages: dict[str, Path]
+    browser: sync_api.Browser, pages: dict[str, Path], name: str, id_: str, field: str
 ) -> None:
-    page = Opened(browser, pages["sweep"].as_uri()).page
-    rows = page.evaluate("report.rowsOf('terms')")
-    chosen = [row for row in rows if row["run"] == rows[-1]["run"]]
-    page.locator("#terms summary").click()
-    page.select_option("#terms select[name=run]", rows[-1]["run"])
-    page.wait_for_function(
-        f"report.figures.get('terms').view.data('terms').length === {len(chosen)}"
+    page = Opened(browser, pages[name].as_uri()).page
+    rows = page.evaluate(f"report.rowsOf('{id_}')")
+    columns = page.evaluate(f"report.figures.get('{id_}').columns")
+    figure = page.locator(f"#{id_}")
+    labels = figure.locator("label:visible").evaluate_all(
+        "all => all.map(one => one.firstChild.data)"
     )
-    assert page.evaluate("report.figures.get('terms').view.data('terms')") == chosen
-    listed = page.locator("#terms tbody td:last-child").all_text_contents()
-    assert [number_in(cell) for cell in listed] == [row["term_sum"] for row in chosen]
-    with page.expect_download() as saved:
-        page.locator("#terms button").click()
-    lines = Path(saved.value.path()).read_text().splitlines()
-    names = lines[0].split(",")
-    assert lines[1:] == [",".join(str(row[name]) for name in names) for row in chosen]
-    page.locator("[data-set-theme=dark]").click()
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert page.locator("[aria-pressed=true]").get_attribute("data-set-theme") == "dark"
+    assert labels == [field.capitalize()], "of the others there is one value"
+    figure.locator("summary").press("Enter")
+    view = f"report.figures.get('{id_}').view.data('{id_}')"
+    for choice in (rows[0][field], rows[-1][field]):
+        figure.locator(f"select[name={field}]").select_option(choice)
+        chosen = [row for row in rows if row[field] == choice]
+        page.wait_for_function(
+            f"choice => {view}.every((row) => row.{field} === choice)", arg=choice
+        )
+        drawn = page.evaluate(view)
+        assert [{key: row[key] for key in chosen[0]} for row in drawn] == chosen
+        listed = figure.locator("tbody tr").evaluate_all(CELLS)
+        shown = [[cell_of(row[key], no) for key, _, no in columns] for row in chosen]
+        assert listed == shown[:400]
+        told = f": the first 400 of {len(chosen)} rows" in figure.locator("caption").inner_text()
+        assert told == (len(chosen) > 400) == (choice == "4 (last, best)")
+        numbers = {key for row in chosen for key in row if isinstance(row[key], int | float)}
+        numeric = [title for key, title, _ in columns if key in numbers]
+        assert figure.locator("th.number").all_text_contents() == numeric
+        with page.expect_download() as saved:
+            figure.locator("button").click()
+        assert saved.value.suggested_filename == f"{id_}.csv"
+        with Path(saved.value.path()).open(newline="") as file:
+            lines = list(csv.DictReader(file))
+        keys = [key for key, *_ in columns]
+        assert lines == [
+            {key: "" if row[key] is None else str(row[key]) for key in keys} for row in chosen
+        ]
+    for theme, found in (("dark", "dark"), ("auto", None)):
+        page.locator(f"[data-set-theme={theme}]").click()
+        assert page.evaluate("document.documentElement.dataset.theme") == found
+        assert page.locator("[aria-pressed=true]").get_attribute("data-set-theme") == theme
     page.close()
+
+
+def date_files(run: Path, seconds: float) -> None:
+    """Have the files of a run written so many seconds ago."""
+    for file in (path for path in run.rglob("*") if path.is_file()):
+        os.utime(file, (time.time() - seconds,) * 2)
 
 
 def test_a_live_page_follows_a_run_to_its_end(browser: sync_api.Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds(2))
-    write_round(run, 1, envs=2, steps=8)
+    for number in (1, 2):
+        write_round(run, number, envs=2, steps=8)
+    date_files(run, 3 * 3600)
     with Server([str(run)], bundle(), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://{HOST}:{server.server_address[1]}/"
         opened = Opened(browser, address)
         page = opened.page
+        assert page.locator("#live").inner_text() == "live, last written 3 h ago"
+        choice = page.locator("#lanes select[name=round]")
+        choice.select_option(index=1)
+        chosen = choice.input_value()
         page.locator("#curve-accuracy summary").click()
+        page.evaluate("scrollTo(0, 700)")
         write_lines(run / "metrics.jsonl", rounds(3))
         page.wait_for_function("report.rowsOf('rounds').length === 3", timeout=60_000)
         page.wait_for_function("document.querySelector('#curve-accuracy [data-drawn]')")
-        assert page.locator("#curve-accuracy details[open] tbody tr").count() == 3, "still open"
+        accuracies = [one["accuracy"]["mean"] for one in rounds(3)]
+        cells = page.locator("#curve-accuracy details[open] tbody td:nth-child(3)")
+        assert [*map(float, cells.all_text_contents())] == accuracies, "still open"
+        assert (choice.input_value(), page.evaluate("scrollY")) == (chosen, 700)
         state, age = page.locator("#live").inner_text().split(", last written ")
         assert (state, age.split()[1:]) == ("live", ["s", "ago"])
         assert "3 of 4 rounds: stopped" in page.locator("main .state").inner_text()
         points = [told_by(label) for label in opened.labels("curve-accuracy", "point")]
-        drawn = [number_in(one["accuracy (%)"]) for one in points]
-        assert drawn == [one["accuracy"]["mean"] for one in rounds(3)]
+        assert [number_in(one["accuracy (%)"]) for one in points] == accuracies
+        assert page.locator("#live.unfinished").count() == 0
+        (run / "summary.json").write_text(json.dumps(summary([50.0])))
+        date_files(run, 600)
+        ended = (
+            "document.getElementById('live').textContent === 'finished, last written 10 min ago'"
+        )
+        page.wait_for_function(ended, timeout=60_000)
         assert opened.said == []
         assert page.evaluate("blocked") == []
         assert all(url.startswith((address, "data:")) for url in opened.asked)
+        assert len({url for url in opened.asked if "/news" in url}) > 1, "since what it has shown"
         server.shutdown()
-    page.wait_for_function(
-        "document.getElementById('live').textContent.startsWith('no answer')", timeout=60_000
-    )
+    page.wait_for_selector("#live.unfinished", timeout=60_000)
+    assert page.locator("#live").inner_text().startswith("no answer")
     page.close()

@@ -32,11 +32,10 @@
       [...document.querySelectorAll(`#${figure.id} select`)].map((select) => [select.name, select.value]),
     );
 
-  // The rows that the reader has chosen; a table without that field is shown whole.
+  // The rows that the reader has chosen.
   function chosenRows(figure, name) {
-    const rows = rowsOf(name);
-    const chosen = Object.entries(chosenIn(figure)).filter(([field]) => rows.length && field in rows[0]);
-    return chosen.length ? rows.filter((row) => chosen.every(([field, value]) => String(row[field]) === value)) : rows;
+    const chosen = Object.entries(chosenIn(figure));
+    return rowsOf(name).filter((row) => chosen.every(([field, value]) => String(row[field]) === value));
   }
 
   function draw(figure) {
@@ -61,7 +60,7 @@
       const select = document.createElement("select");
       select.name = field;
       const values = figure.data.flatMap((name) => rowsOf(name).map((row) => row[field]));
-      for (const value of new Set(values.filter((one) => one !== undefined))) select.add(new Option(value, value));
+      for (const value of new Set(values)) select.add(new Option(value, value));
       const before = kept[`${figure.id}/${field}`];
       if ([...select.options].some((option) => option.value === before)) select.value = before;
       select.hidden = select.options.length < 2;
