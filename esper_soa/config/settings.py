@@ -33,7 +33,7 @@ from esper_soa.config.ranges import (
     word,
 )
 from esper_soa.config.registry import AGENT, is_reference
-from esper_soa.system.errors import UserError, check, single_line
+from esper_soa.system.errors import UserError, check, reading, single_line
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
 DEVICE = TextPattern(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
@@ -382,12 +382,9 @@ def settings_from(composed: DictConfig) -> TrainConfig:
 
 def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     """The checked settings that a checkpoint keeps as plain values; of earlier versions too."""
-    today = drop_gone(join_split(settings), "the run")
-    try:
+    with reading("checkpoint", UserError, "of a run with settings of this program"):
+        today = drop_gone(join_split(settings), "the run")
         merged = OmegaConf.merge(_schema(TrainConfig), today)
-    except OmegaConfBaseException as error:
-        reason = f"its settings are not those of this program ({single_line(error)})"
-        raise UserError(f"checkpoint: {reason}") from error
     return settings_from(cast(DictConfig, merged))
 
 

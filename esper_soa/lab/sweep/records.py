@@ -9,6 +9,7 @@ from pathlib import Path
 from esper_soa.system.errors import UserError, reading
 from esper_soa.system.files import write_text
 from esper_soa.system.plain_files import list_folder, make_folder, read_text
+from esper_soa.system.value_types import type_error
 from esper_soa.training.files.run_folder import RunFolder
 
 
@@ -54,8 +55,13 @@ def save_record(sweep: Path, record: JobRecord) -> None:
 
 def read_records(sweep: Path, number: int | str = "*") -> dict[int, JobRecord]:
     """All records of a sweep by number, in order; or that of the job `number`, if there is one."""
-    folder = RunFolder(sweep.resolve()).jobs
-    with reading(folder, UserError, "a folder of records of jobs"):
-        paths = [path for path in list_folder(folder) if fnmatch(path.name, f"{number}.json")]
-        records = [JobRecord(**json.loads(read_text(path))) for path in paths]
-        return {record.number: record for record in sorted(records, key=attrgetter("number"))}
+    names = list_folder(RunFolder(sweep.resolve()).jobs)
+    paths = [path for path in names if fnmatch(path.name, f"{number}.json")]
+    records = []
+    for path in paths:
+        with reading(path, UserError, "the record of a job"):
+            records.append(JobRecord(**json.loads(read_text(path))))
+            fault = type_error(vars(records[-1]), JobRecord, "the record")
+            if fault:
+                raise ValueError(fault)
+    return {record.number: record for record in sorted(records, key=attrgetter("number"))}

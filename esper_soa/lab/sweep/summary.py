@@ -88,25 +88,32 @@ def _row(job: JobRecord, sweep: Path, hidden: set[str]) -> dict[str, Json]:
     place = Path(job.folder)
     inside = place.is_relative_to(sweep) and ".." not in place.parts
     path = RunFolder(sweep.resolve() / place.relative_to(sweep) if inside else place).summary
-    summary: dict = {}
+    summary: object = {}
     if inside and job.status in ENDED_STATUSES:
         with suppress(OSError, ValueError):  # there is none, or none of ours
             summary = json.loads(read_text(path))
-    grown = summary.get("grown", {})
+    grown = summary.get("grown") if isinstance(summary, dict) else {}
     # Sweeps choose: what they show is of the validation images, `net` of summary.json of the test.
-    scores = [grown.get(name) for name in ("validation_accuracy", "net", "test_accuracy")]
-    net = None if None in scores else scores[0] + scores[1] - scores[2]
+    names = ("validation_accuracy", "net", "test_accuracy")
+    scores = [score for name in names if (score := _number(grown, name)) is not None]
     return {
         "job": job.number,
         "overrides": [override for override in job.overrides if override not in hidden],
         "status": job.status,
         "accuracy": job.value,
-        "net": net,
-        "parameters": grown.get("size"),
-        "seconds": summary.get("wall_seconds"),
+        "net": scores[0] + scores[1] - scores[2] if len(scores) == len(names) else None,
+        "parameters": _number(grown, "size"),
+        "seconds": _number(summary, "wall_seconds"),
         "message": job.message,
         "folder": job.folder,
     }
+
+
+def _number(record: object, name: str) -> float | None:
+    """The finite number under `name`; None where there is none."""
+    value = record.get(name) if isinstance(record, dict) else None
+    finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return value if finite else None
 
 
 def table(rows: Sequence[dict]) -> Table:

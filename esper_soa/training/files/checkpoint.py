@@ -4,11 +4,8 @@ too: nested dictionaries and lists of tensors, numbers and texts, which come bac
 
 import io
 import pickle
-from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from types import UnionType
-from typing import get_args, get_origin, get_type_hints
 from zipfile import BadZipFile, ZipFile
 
 import torch
@@ -17,6 +14,7 @@ from torch import Tensor
 from esper_soa.config.registry import RAISED
 from esper_soa.system.errors import one_line
 from esper_soa.system.transfers import move_leaves
+from esper_soa.system.value_types import first, kind_of
 from esper_soa.training.files.checksum import CheckpointError, read_sealed, write_sealed
 
 # Errors that torch raises for a content that is foreign, under a seal that fits.
@@ -63,33 +61,13 @@ def _check_sizes(archive: io.BytesIO) -> None:
     archive.seek(0)
 
 
-def type_error(value: object, kind: object, place: str) -> str:
-    """Where the plain `value` is not of the type `kind`, in words; an int serves as a float."""
-    item_types = get_args(kind)
-    parts: Iterable[tuple[object, object, object]] = ()
-    if isinstance(kind, UnionType):
-        return min((type_error(value, kind, place) for kind in item_types), key=len)
-    if is_dataclass(kind) and isinstance(value, dict):
-        hints = get_type_hints(kind)
-        unknown = sorted(hints.keys() ^ value.keys())
-        if unknown:
-            return f"{place} {'lacks' if unknown[0] in hints else 'has'} {unknown[0]}"
-        parts = ((name, value[name], hint) for name, hint in hints.items())
-    elif type(value) is not (get_origin(kind) or kind) and (type(value), kind) != (int, float):
-        return f"{place} is {_kind(value)}"
-    elif item_types and isinstance(value, list | dict):
-        named = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = ((name, item, item_types[-1]) for name, item in named)
-    return _first(type_error(item, kind, f"{place}.{name}") for name, item, kind in parts)
-
-
 def mismatch(value: object, like: object, place: str) -> str:
     """How `value` is unlike `like` in names, types, shapes, dtypes; finite, counts from 0."""
     if isinstance(like, Mapping) and isinstance(value, Mapping):
         unknown = [name for name in (*like, *value) if name not in like or name not in value]
         if unknown:
             return f"{place} {'lacks' if unknown[0] in like else 'has'} {unknown[0]}"
-        return _first(mismatch(value[name], part, f"{place}.{name}") for name, part in like.items())
+        return first(mismatch(value[name], part, f"{place}.{name}") for name, part in like.items())
     if not isinstance(like, Tensor) or not isinstance(value, Tensor):
         if type(value) is type(like) is int and 0 <= value <= LARGEST_INTEGER:  # type: ignore[operator]
             return ""
@@ -101,12 +79,7 @@ def mismatch(value: object, like: object, place: str) -> str:
     return "" if finite else f"{place} holds values that are not finite"
 
 
-def _first(faults: Iterable[str]) -> str:
-    return next(filter(None, faults), "")
-
-
 def _kind(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
-    plain = type(value) in (bool, int, float) or value is None
-    return repr(value) if plain else f"a {type(value).__name__}"
+    return kind_of(value)

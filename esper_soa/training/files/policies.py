@@ -19,8 +19,9 @@ from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import flat_settings
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.files import LOGGER
+from esper_soa.system.value_types import type_error
 from esper_soa.training.files import checkpoint
-from esper_soa.training.files.checkpoint import CheckpointError, mismatch, type_error
+from esper_soa.training.files.checkpoint import CheckpointError, mismatch
 from esper_soa.training.files.find_policy import find_policy
 from esper_soa.training.files.run_folder import damaged_newer
 from esper_soa.training.files.saved_run import SavedRun, parse_run

@@ -8,13 +8,10 @@ from pathlib import Path
 import torch
 
 from esper_soa.system.errors import one_line
-from esper_soa.training.files.checkpoint import (
-    LARGEST_INTEGER,
-    CheckpointError,
-    load_checkpoint,
-    type_error,
-)
+from esper_soa.system.value_types import type_error
+from esper_soa.training.files.checkpoint import LARGEST_INTEGER, CheckpointError, load_checkpoint
 from esper_soa.training.results.anomalies import WatchState
+from esper_soa.training.results.final_table import SEED_EVENTS
 from esper_soa.training.results.totals import FinalHosts, RunTotals
 
 
@@ -83,6 +80,13 @@ def _senseless(progress: Mapping, place: str) -> str:
     for name in ("rounds_done", "seconds", "alpha_rows", "cut_off"):
         if not 0 <= progress[name] <= LARGEST_INTEGER:
             return f"{place}.{name} is {progress[name]}"
+    for event in SEED_EVENTS if progress["rounds_done"] else ():
+        count = progress["seeds"].get(event)
+        if count is None or not 0 <= count <= LARGEST_INTEGER:
+            return f"{place}.seeds.{event} is {count}"
+    for name in ("rewards", "recent"):
+        if progress["rounds_done"] and not progress[name]:
+            return f"{place}.{name} is empty"
     if any(len(point) != 3 for point in progress["front"]):
         return f"{place}.front has points of other lengths than 3"
     rows = ("accuracies", "parameters", "train_flop", "blueprint", "blend", "alpha")

@@ -17,7 +17,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.config.gone import drop_gone
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.nets.data.batches import BatchSource
-from esper_soa.system.errors import UserError, one_line
+from esper_soa.system.errors import UserError, one_line, reading
 from esper_soa.system.files import LOGGER, reason_of
 from esper_soa.system.json_lines import keep_rounds
 from esper_soa.system.plain_files import read_text, remove
@@ -79,7 +79,8 @@ def may_change(name: str) -> bool:
 
 def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
     """The harmless changes; raises UserError, which lists them, for changes that matter."""
-    changed = changes(drop_gone(checkpoint_run.settings, "resume: the checkpoint"), asdict(cfg))
+    with reading("resume: the checkpoint", UserError, "of a run with settings of this program"):
+        changed = changes(drop_gone(checkpoint_run.settings, "resume: the checkpoint"), asdict(cfg))
     relevant = [f"  {name}: {change}\n" for name, change in changed.items() if not may_change(name)]
     if relevant:
         free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)

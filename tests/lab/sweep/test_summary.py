@@ -12,6 +12,7 @@ from rich.console import Console
 
 from esper_soa.lab.sweep.records import JobRecord, Status, read_records, save_record
 from esper_soa.lab.sweep.summary import end_sweep, list_jobs
+from esper_soa.system.errors import UserError
 
 
 def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:
@@ -37,6 +38,29 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     for number in (12, 10, 0, 11, 2):
         save_record(tmp_path, replace(record, number=number))
     assert [*read_records(tmp_path)] == [0, 2, 3, 10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    "odd", [{"overrides": "ab"}, {"value": "x"}, {"number": True}, {"message": None}, {"wings": 1}]
+)
+def test_a_record_that_no_job_has_kept_is_refused_with_its_file(tmp_path: Path, odd: dict) -> None:
+    save_record(tmp_path, JobRecord(3, [], "folder"))
+    path = tmp_path / ".jobs" / "3.json"
+    for text in (json.dumps(json.loads(path.read_text()) | odd), "{"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"3\.json: must be the record of a job"):
+            read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "odd", [[], {"grown": 3}, {"grown": {"size": "x"}}, {"wall_seconds": float("nan")}]
+)
+def test_a_summary_that_no_run_has_written_is_left_out(tmp_path: Path, odd: object) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(odd))
+    save_record(tmp_path, JobRecord(0, ["seed=1"], str(tmp_path)).ended(Status.DONE, 50.0))
+    assert end_sweep(hydra_of(tmp_path, sweeper="another"), Console(file=io.StringIO()))
+    (row,) = json.loads((tmp_path / "sweep.json").read_text())["jobs"]
+    assert [row[name] for name in ("net", "parameters", "seconds")] == [None] * 3
 
 
 def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(

@@ -10,12 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper_soa.training.files.checkpoint import (
-    load_checkpoint,
-    mismatch,
-    save_checkpoint,
-    type_error,
-)
+from esper_soa.system.value_types import type_error
+from esper_soa.training.files.checkpoint import load_checkpoint, mismatch, save_checkpoint
 from esper_soa.training.files.checksum import CheckpointError, write_sealed
 
 CPU = torch.device("cpu")

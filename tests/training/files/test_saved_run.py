@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper_soa.config.settings import settings_from_mapping
+from esper_soa.system.errors import UserError
 from esper_soa.training.files.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -19,6 +21,7 @@ from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.files.session import session
 from esper_soa.training.loop import resume
 from esper_soa.training.loop.run import Run
+from esper_soa.training.results.final_table import SEED_EVENTS
 from tests.builders.tiny_runs import fresh, settings
 
 CPU = torch.device("cpu")
@@ -96,16 +99,30 @@ def test_a_learner_that_does_not_fit_changes_nothing(
     ("name", "value"),
     [
         *(("rounds_done", -1), ("seconds", math.nan), ("cut_off", -3), ("alpha_rows", math.inf)),
-        *(("front", [[1.0]]), ("recent", [{}])),
+        *(("front", [[1.0]]), ("recent", [{}]), ("recent", []), ("rewards", [])),
+        *(("seeds", {}), ("seeds", dict.fromkeys(SEED_EVENTS, -1))),
     ],
 )
 def test_sums_that_no_run_can_have_are_refused_with_their_name(
     record: dict, tmp_path: Path, name: str, value: object
 ) -> None:
     (task,) = record["tasks"]
-    if name == "recent":
+    if value == [{}]:
         (hosts,) = record["tasks"][task]["progress"]["recent"]
         value = [hosts | {"accuracies": []}]
     save_checkpoint(tmp_path / "x.pt", changed(record, ("tasks", task, "progress", name), value))
     with pytest.raises(CheckpointError, match=rf"x\.pt.*{task}\.{name}"):
         read_run(tmp_path / "x.pt", CPU)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"worlds": {"a": 3}}, {"reward": {"split": [1]}}, {"reward": {3: 4}}, {3: 4}]
+)
+def test_settings_that_no_run_can_have_are_refused(
+    job: Run, record: dict, tmp_path: Path, odd: dict
+) -> None:
+    save_checkpoint(tmp_path / "x.pt", record | {"settings": record["settings"] | odd})
+    saved = read_run(tmp_path / "x.pt", CPU)
+    for take in (settings_from_mapping, lambda _: resume.check_settings(saved, job.cfg)):
+        with pytest.raises(UserError, match="checkpoint"):
+            take(saved.settings)
