@@ -25,7 +25,7 @@ from esper_soa.grown.module_files import current_spec, save
 from esper_soa.grown.plain import current_module, evaluating, plain_module
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.system.errors import UserError, check, reading
+from esper_soa.system.errors import UserError, check, check_path, reading
 from esper_soa.system.files import write_bytes
 from esper_soa.system.torch_state import package_state
 
@@ -183,6 +183,8 @@ def export(net: nn.Module, target: str | PathLike[str], to: str | PathLike[str] 
     if not isinstance(given, GrownNetwork) or not isinstance(plain, GrownNetwork):
         raise UserError(f"a {type(net).__name__} is no grown network, as run.export() returns them")
     check_same(given, plain)
+    check_path("target", target)
+    check_path("to", to)
     name = str(target)
     path = Path(target)
     if name in FORMATS:

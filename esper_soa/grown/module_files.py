@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import SupportsIndex
 
 import torch
 from safetensors import safe_open
@@ -20,7 +21,7 @@ from esper_soa.agent.controller import Controller, controller_of
 from esper_soa.grown.build import GrownHost
 from esper_soa.grown.plain import Module, current_module
 from esper_soa.nets.model.modules import GrownNetwork, network_of
-from esper_soa.system.errors import UserError, check_path, one_line, reading
+from esper_soa.system.errors import UserError, check, check_path, one_line, reading
 from esper_soa.system.files import write_bytes
 from esper_soa.system.torch_state import package_state
 
@@ -87,6 +88,8 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     that is missing, cut off, damaged, foreign or of a newer version, or lacks this host.
     """
     check_path("path", path)
+    allowed = "the number of a host, from 0"
+    check(env is None or isinstance(env, SupportsIndex), "env", env, allowed=allowed)
     place = one_line(path)
     with reading(path, ModuleFileError, "a whole file of networks or of a policy"):
         if Path(path).exists() and not Path(path).is_file():

@@ -24,7 +24,12 @@ from esper_soa.config.compose import compose_settings, override_list
 from esper_soa.config.nets import blueprint_names
 from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import is_reference, name_in
-from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
+from esper_soa.config.settings import (
+    MAX_ENVS,
+    TrainConfig,
+    settings_from_mapping,
+    settings_from_yaml,
+)
 from esper_soa.grown.module_files import load
 from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
 from esper_soa.grown.plain import plain_module
@@ -34,7 +39,15 @@ from esper_soa.nets.data.datasets import load_samples
 from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
-from esper_soa.system.errors import UserError, check, check_choice, check_path, one_line, reading
+from esper_soa.system.errors import (
+    UserError,
+    check,
+    check_choice,
+    check_path,
+    one_line,
+    reading,
+    whole_number,
+)
 from esper_soa.system.plain_files import FILE, list_folder, open_plain, read_text
 from esper_soa.system.signals import Interrupted
 from esper_soa.system.torch_state import package_state
@@ -127,6 +140,7 @@ class RecordedRun:
         split, and where the data is not what it was.
         """
         check(split in DATA_SPLITS, "split", split, allowed=" or ".join(DATA_SPLITS))
+        env = whole_number("env", env, 0, high=MAX_ENVS)
         source = source_of(self._source, env)
         if split == "validation":
             return source.samples(split, self._validation_order(source, env))
@@ -157,6 +171,7 @@ class RecordedRun:
         "validation" its validation_accuracy, unless rounding decides between two classes, and its
         validation_loss to 1e-5. Raises UserError where the data is not what it was.
         """
+        check(isinstance(net, nn.Module), "net", net, allowed="a module of torch")
         env = 0
         with suppress(UserError):  # no network of a run
             plain = plain_module(net)
@@ -215,6 +230,7 @@ class RecordedRun:
         checkpoint's name. task: whose hosts it is for; "" = the first one's. Raises UserError where
         nothing was learned, or there is none such.
         """
+        check_path("which", which)
         named = {"newest": self.path, "best": self.folder.best}.get(which, self.path / which)
         checkpoint_run = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
         by_task = settings_from_mapping(checkpoint_run.settings).by_task
@@ -288,8 +304,10 @@ def train(
     out, and IncompleteError, with everything played, where something could not be written.
     """
     check(verbose in (0, 1, 2), "verbose", verbose, allowed="0, 1 or 2")
-    is_list = isinstance(callbacks, Sequence)
-    check(is_list, "callbacks", callbacks, allowed="a list of them")
+    is_list = isinstance(callbacks, Sequence) and all(
+        isinstance(callback, Callback) for callback in callbacks
+    )
+    check(is_list, "callbacks", callbacks, allowed="a list of instances of Callback")
     changes = [f"+experiment={experiment}"] * bool(experiment) + override_list(overrides)
     settings = compose_settings(experiment, overrides)
     folder = make_run_folder(settings, settings.run_dir)

@@ -187,6 +187,7 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
     begun = esper_soa.open_run(tmp_path)
     assert repr(begun) == f"RecordedRun('{tmp_path}')"
     assert begun.metrics() == begun.episodes() == []
+    last = done.folder.network_files("hosts")[-1]
     for ask, told in (
         (
             lambda: begun.summary,
@@ -216,6 +217,14 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
             lambda: done.policy("none.pt"),
             (r"^policy=/.*/run/none\.pt: there is no such file or folder$"),
         ),
+        (lambda: done.policy(3), "^which=3: must be a path"),
+        (lambda: done.export(1.0), "^env=1.0: must be the number of a host"),
+        (lambda: done.samples(env="0"), "^env=0: must be a whole number"),
+        (lambda: done.evaluate(None), "^net=None: must be a module"),
+        (lambda: esper_soa.load(last, "0"), "^env=0: must be the number of a host"),
+        (lambda: esper_soa.export(done.export(), 3), "^target=3: must be a path"),
+        (lambda: esper_soa.export(done.export(), "code", to=3), "^to=3: must be a path"),
+        (lambda: esper_soa.train("smoke", TINY, callbacks=[print]), "^callbacks="),
         (lambda: esper_soa.train("nowhere"), "nowhere"),
         (lambda: esper_soa.train("smoke", ["env=4"]), "env"),
         (lambda: esper_soa.train("smoke", ["envs=0"]), r"^envs=0: must be in \[1, 1048576\]\.$"),
