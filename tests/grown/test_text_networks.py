@@ -115,7 +115,8 @@ def test_text_is_generated_token_by_token(net: GrownNetwork) -> None:
         torch.manual_seed(5)
         written = written_by_hand(net, 24, temperature)
         torch.manual_seed(5)
-        assert net.generate("The beginning", 24, temperature) == written
+        with torch.device("meta"):  # of the caller
+            assert net.generate("The beginning", 24, temperature) == written
     assert "\ufffd" in written  # bytes that are no text
     tokens = torch.tensor([[84, 104, 101], [65, 32, 98]])
     more = net.generate(tokens, 4, temperature=0)

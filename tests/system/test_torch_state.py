@@ -76,6 +76,8 @@ def played(path: Path) -> list[object]:
         numbers += [step.reward.tolist(), step.accuracy.tolist()]
     sim.reset()
     _, reward, *_ = sim.step({"op": "germinate", "slot": "r0c0", "blueprint": "conv_light"})
+    inputs, _ = sim.world.data.samples("test", torch.arange(2, device="cpu"))
+    numbers += [inputs[0, 0].tolist()]
     esper_soa.save(sim.export(0), path)
     net = esper_soa.load(path)
     esper_soa.check_blueprint("tests.builders.users.parts_of_users:twice")

@@ -106,7 +106,7 @@ class ImageSet:
             "validation": (self.val_images, self.val_labels),
             "test": (self.test_images, self.test_labels),
         }[part]
-        return images[places].permute(0, 3, 1, 2) / 255, labels[places]
+        return images[places].permute(0, 3, 1, 2).float() / 255, labels[places]
 
     def facts(self) -> dict[str, str]:
         record = origin(self)

@@ -282,7 +282,11 @@ class GrownNetwork(nn.Sequential):
         if inputs.get("name") != "tokens" or (words and inputs["tokenizer"] != "bytes"):
             accepted = "tokens int64 [B, t]" if inputs.get("name") == "tokens" else "no tokens"
             raise ValueError(f"generate: this network takes {accepted}")
-        tokens = torch.tensor([list(prompt.encode())]) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            device = next(self.parameters()).device
+            tokens = torch.tensor([list(prompt.encode())], device=device)
+        else:
+            tokens = prompt
         if tokens.shape[-1] == 0:
             raise ValueError("generate: the prompt is empty")
         for _ in range(count):
