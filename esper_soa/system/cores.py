@@ -79,8 +79,11 @@ def core_numbers() -> list[int]:
 
 
 def usable_cores() -> int:
-    """How many these are, or fewer where a container gives this process no more time."""
-    return min(len(core_numbers()), core_limit(CGROUPS, OWN_CGROUP))
+    """How many these are, or fewer where a container gives this process and the ranks beside it no
+    more time.
+    """
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # that torch's launcher has started
+    return min(len(core_numbers()), max(1, core_limit(CGROUPS, OWN_CGROUP) // ranks))
 
 
 def core_limit(mount: Path, membership: Path) -> int:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.system.cores import core_limit, usable_cores
+from esper_soa.system import cores
+from esper_soa.system.cores import core_limit, core_numbers, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,15 @@ def test_the_smallest_limit_of_a_group_and_those_above_counts(
     own.write_text(membership)
     assert core_limit(tmp_path, own) == cores
     assert usable_cores() >= 1
+
+
+def test_ranks_share_out_the_time_of_their_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    (tmp_path / "own").write_text("0::/\n")
+    monkeypatch.setattr(cores, "CGROUPS", tmp_path)
+    monkeypatch.setattr(cores, "OWN_CGROUP", tmp_path / "own")
+    for ranks, share in (("1", 2), ("2", 1), ("3", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert usable_cores() == min(share, len(core_numbers()))
