@@ -4,8 +4,13 @@ That launcher's own waiting ends with the first job that left no result, as one 
 or ran out of its time. Needs the extra `sweep`, and no torch.
 """
 
+import os
+import signal
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import submitit
 from hydra.core.singleton import Singleton
@@ -55,3 +60,18 @@ def launch(
                 reason = f"ended by the system ({job.state}): {one_line(error)}"
                 save_record(sweep, record.ended(Status.KILLED, message=reason))
     return [JobReturn(overrides=words, status=JobStatus.COMPLETED) for words in overrides]
+
+
+def stop_with(process: int) -> None:
+    """Have this process asked to stop once that one, of this machine, has ended; by SIGINT, as
+    submitit's handler of SIGTERM lets a job go on.
+    """
+
+    def watch() -> None:
+        with suppress(OSError):  # there is no such process
+            while True:
+                os.kill(process, 0)
+                time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    Thread(target=watch, daemon=True).start()

@@ -67,7 +67,7 @@ def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
 def test_jobs_end_with_their_sweep_and_leave_a_checkpoint(
     tmp_path: Path, launcher: str, number: int
 ) -> None:
@@ -76,7 +76,7 @@ def test_jobs_end_with_their_sweep_and_leave_a_checkpoint(
         pytest.skip(f"{module} is not installed")
     overrides = [*words, *LONG, "rounds=500", "checkpoint_every=0", "seed=1,2"]
     process = started_sweep(*overrides, folder=tmp_path)
-    runs = [tmp_path / "sweep" / job for job in ("0", "1")[: 1 + (launcher == "joblib")]]
+    runs = [tmp_path / "sweep" / job for job in ("0", "1")[: 1 + (launcher != "basic")]]
     wait_until(lambda: all(len(lines(run / "metrics.jsonl")) >= 2 for run in runs), process)
     process.send_signal(number)
     assert process.wait(PATIENCE) in (-number, 128 + number)
