@@ -129,6 +129,7 @@ def without_times(record: dict) -> dict:
     return kept
 
 
+@pytest.mark.slow
 def test_a_study_that_was_cut_off_ends_as_one_that_was_not(played: Played, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     shutil.copytree(played.folder, folder)

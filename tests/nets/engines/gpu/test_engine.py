@@ -152,6 +152,7 @@ def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int,
         assert float((found[name].double() - value.double()).abs().max()) <= ROUNDING * scale, name
 
 
+@pytest.mark.slow
 def test_networks_whose_episode_has_ended_are_left_out_as_by_torch_and_stay_as_they_are() -> None:
     rows = [[True], [False]]
     seeds = seeds_where(rows, Stage.BLENDING, Blueprint.CONV_SMALL, Blend.ADD)
@@ -171,6 +172,7 @@ def test_networks_whose_episode_has_ended_are_left_out_as_by_torch_and_stay_as_t
     assert not torch.equal(found["host.params"][0], before["host", "params"][0])
 
 
+@pytest.mark.slow
 def test_networks_on_several_data_sets_are_those_of_a_run_on_each_to_the_bit() -> None:
     seeds = seeds_where([[1], [1]], Stage.BLENDING, Blueprint.NORM, Blend.ADD)
     found = {}
@@ -358,6 +360,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 def test_an_env_with_its_own_rule_of_updates_is_the_env_of_a_run_with_it() -> None:
     seeds = seeds_where([[1], [1]], Stage.BLENDING, Blueprint.CONV_SMALL, Blend.ADD)
     lists = {name: str(list(values)) for name, values in RULES.items()}

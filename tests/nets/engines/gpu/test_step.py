@@ -137,7 +137,7 @@ def expected_kernels(blocks: int, slots: int) -> dict[str, int]:
     ("num_envs", "task", "num_slots", "batch", "validation"),
     [
         (17, DEFAULT, 3, 32, 10),
-        (4_096, DEFAULT, 6, 38, 13),
+        pytest.param(4_096, DEFAULT, 6, 38, 13, marks=pytest.mark.slow),
         pytest.param(17, DEEP, 1, 42, 10, marks=pytest.mark.slow),
         pytest.param(17, DEEP, 3, 46, 12, marks=pytest.mark.slow),
         (17, DEEP, 10, 60, 19),
