@@ -48,6 +48,7 @@ from esper_soa.training.files.policies import load_policy
 from esper_soa.training.files.saved_run import read_run as read_checkpoint
 from esper_soa.training.results.anomalies import WatchState
 from esper_soa.training.results.totals import RunTotals
+from esper_soa.training.start.runs import RecordedRun
 from tests.builders import user_files
 from tests.builders.lanes import some_of
 from tests.builders.report_runs import PROGRAM, line, make_run, summary, write_round
@@ -398,7 +399,7 @@ BOMBS: dict[str, Callable[[Path], object]] = {
     "all": lambda run: [BOMBS[name](run) for name in ALL],
     **{
         f"nothing in {name}": lambda run, name=name: os.truncate(run / name, 2**31)
-        for name in ("overrides.txt", "versions.json", "episodes.jsonl")
+        for name in ("config.yaml", "overrides.txt", "versions.json", "episodes.jsonl")
     },
 }
 
@@ -440,6 +441,7 @@ def test_pipes_depth_long_numbers_and_aliases_stop_no_report(name: str) -> None:
         (run / name).write_text(content, errors="surrogatepass")
         page_of([read_run(run)], PROGRAM).encode()
         read_settings(run / name)
+        reads(lambda: RecordedRun(run.resolve()).settings, UserError)
         keep_rounds(run / name, 1)
     (run / name).unlink()
     os.mkfifo(run / name)

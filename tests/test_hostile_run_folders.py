@@ -14,7 +14,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper_soa.config.settings import EvaluateConfig, settings_yaml
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.settings import EvaluateConfig, settings_from_yaml, settings_yaml
 from esper_soa.grown.formats import export
 from esper_soa.grown.module_files import save
 from esper_soa.lab.compare.command import compare, study_of
@@ -23,9 +24,10 @@ from esper_soa.lab.report import live, write
 from esper_soa.lab.run_folders import find_run_folders
 from esper_soa.lab.sweep.records import JobRecord, Status, read_records, save_record
 from esper_soa.lab.sweep.summary import end_sweep
+from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.errors import UserError
 from esper_soa.training.files.checkpoint import load_checkpoint, save_checkpoint
-from esper_soa.training.files.run_folder import LIBRARY_NAMES, RunFolder
+from esper_soa.training.files.run_folder import LIBRARY_NAMES, LINKING_NAMES, RunFolder
 from esper_soa.training.start.export import settings_of, write_network
 from esper_soa.training.start.runs import open_run
 from tests.builders.program import TINY
@@ -214,6 +216,45 @@ def test_names_in_files_obey_the_rules_of_those_that_are_typed(
         with pytest.raises(UserError, match="env"):
             export(net, "safetensors", to=tmp_path / "to" / "deep")
     assert {entry.name for entry in tmp_path.iterdir()} == {"run"}
+
+
+def test_settings_of_a_stranger_look_nothing_up(
+    played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", SECRET)
+    mine = compose_settings(overrides=["data.root=${oc.env:MINE}"])
+    assert settings_from_yaml(settings_yaml(mine)).data.root == SECRET
+    run = shutil.copytree(played, tmp_path / "run")
+    text = (run / "config.yaml").read_text().replace("name: tiny", "name: ${oc.env:MINE}")
+    (run / "config.yaml").write_text(text)
+    path = RunFolder(run).checkpoint(2)
+    content = load_checkpoint(path, torch.device("cpu"))
+    content["settings"] |= {"run_dir": "${oc.env:MINE}"}
+    save_checkpoint(path, content)
+    for read in (lambda: open_run(run).settings, open_run(run).policy, lambda: judge(run)):
+        with pytest.raises(UserError, match=r"\$\{oc\.env:MINE\}") as error:
+            read()
+        assert SECRET not in str(error.value)
+    assert SECRET not in report(run)
+
+
+def test_links_that_libraries_make_stay_in_their_folders(played: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(played, tmp_path / "run"))
+    for name in LINKING_NAMES:
+        (run.path / name).mkdir()
+        (run.path / name / "latest-run").symlink_to("run-1")
+        run.check_plain()
+        (run.path / name / "settings").symlink_to(played / "config.yaml")
+        with pytest.raises(UserError, match=f"{name}/settings: a link"):
+            run.check_plain()
+        (run.path / name / "settings").unlink()
+
+
+def test_a_network_that_does_not_take_the_samples_is_refused_in_a_line(played: Path) -> None:
+    spec = open_run(played).export().spec
+    net = GrownNetwork(spec | {"input": spec["input"] | {"mean": [0.5, 0.5]}})
+    with pytest.raises(UserError, match=r"^net: must be a network that takes the samples"):
+        open_run(played).evaluate(net)
 
 
 def test_a_data_set_of_a_strangers_settings_is_not_imported(

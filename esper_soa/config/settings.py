@@ -3,6 +3,7 @@
 Hydra validates names and types against them. Needs no torch.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,6 +15,7 @@ from typing import TypeVar, cast
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import AliasEvent, parse
 
 from esper_soa.config import env, nets
 from esper_soa.config.agent import POLICIES, SCRATCH, PolicyConfig
@@ -34,10 +36,13 @@ from esper_soa.config.ranges import (
 )
 from esper_soa.config.registry import AGENT, is_reference
 from esper_soa.system.errors import UserError, check, reading, single_line
+from esper_soa.system.plain_files import open_plain
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
 DEVICE = TextPattern(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
 MAX_ENVS = 2**20
+# Bytes of a config.yaml: three tasks have 20,000. What YAML makes of them takes 1000 times as much.
+MAX_SETTINGS = 1 << 17
 MAX_SEED = 2**31 - 1
 SWITCHES = ("auto", "on", "off")
 ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")  # see nets/choose.py
@@ -384,6 +389,9 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     """The checked settings that a checkpoint keeps as plain values; of earlier versions too."""
     with reading("checkpoint", UserError, "of a run with settings of this program"):
         today = drop_gone(join_split(settings), "the run")
+        for name, value in flat_settings(today).items():
+            allowed = "a value: what stands on record looks nothing up, as ${...} does"
+            check("${" not in str(value), name, value, allowed=allowed)
         merged = OmegaConf.merge(_schema(TrainConfig), today)
     return settings_from(cast(DictConfig, merged))
 
@@ -412,7 +420,24 @@ def settings_yaml(settings: TrainConfig) -> str:
 
 def settings_from_yaml(text: str) -> TrainConfig:
     """The settings that `settings_yaml` gave."""
-    return settings_from_mapping(cast(dict, OmegaConf.to_container(OmegaConf.create(text))))
+    return settings_from_mapping(_plain(text))
+
+
+def _plain(text: str) -> dict[str, object]:
+    return dict(cast(Mapping, OmegaConf.to_container(OmegaConf.create(text))))
+
+
+def read_config(path: Path, most: int = MAX_SETTINGS) -> dict[str, object]:
+    """The nested settings in a config.yaml of at most `most` bytes; raises UserError."""
+    with reading(path, UserError, "settings of a run"):
+        with os.fdopen(open_plain(path), "rb") as file:
+            text = file.read(most + 1)
+        if len(text) > most:
+            raise ValueError(f"of {most:,} bytes at most")
+        # We write no aliases, a few lines of which can stand for more than fits into memory.
+        if b"*" in text and any(isinstance(event, AliasEvent) for event in parse(text)):
+            raise ValueError("without aliases")
+        return _plain(text.decode())
 
 
 def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:

@@ -10,21 +10,15 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import cast
-
-import yaml
-from omegaconf import OmegaConf
 
 from esper_soa.config.paths import user_path
-from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.config.settings import TrainConfig, flat_settings, read_config
 from esper_soa.system.errors import UserError, one_line, reading
 from esper_soa.system.files import LOGGER
 from esper_soa.system.plain_files import FOLDER, OTHER, list_folder, read_text
 from esper_soa.training.files.run_folder import RunFolder
 
 MAX_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
-# Letters of config.yaml: three tasks have 20,000. What YAML makes of them takes 1000 times as much.
-MAX_SETTINGS = 1 << 17
 COMPARISON_FILE = "compare.json"  # in the folder of a study by esper-compare
 # The numbers that studies compare, in percent points, with their titles.
 MEASURES = {"test_accuracy": "test accuracy", "net": "test accuracy less rent"}
@@ -70,15 +64,8 @@ def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:
 
 def read_settings(path: Path) -> dict[str, object]:
     """The settings in config.yaml by dotted names; none where it is not there or cannot be read."""
-    with suppress(UserError), reading(path, UserError, "settings"):
-        text = read_text(path)
-        if len(text) > MAX_SETTINGS:
-            return {}
-        # We write no aliases, a few lines of which can stand for more than fits into memory.
-        if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            return {}
-        settings = OmegaConf.to_container(OmegaConf.create(text))
-        return flat_settings(cast(dict, settings)) if isinstance(settings, dict) else {}
+    with suppress(UserError):
+        return flat_settings(read_config(path))
     return {}
 
 

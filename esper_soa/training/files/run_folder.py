@@ -34,7 +34,7 @@ RESULT_FILES = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.j
 NUMBERED_FILE = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
 TIME_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 # Names in the folder of a run or sweep that are no field of RunFolder, and to which some library
-# writes; in the folders of two of them the library itself makes links.
+# writes; in the folders of two of them the library itself makes links, to what is beside them.
 JOURNAL = "mlflow.db-journal"
 LIBRARY_NAMES = (
     "mlflow.db",
@@ -107,9 +107,12 @@ class RunFolder:
         known |= {*LIBRARY_NAMES, *LINKING_NAMES}
         entries = list_folder(self.path)
         ours = [path for path in entries if path.name in known or rounds_of(path) >= 0]
-        folders = [path for path in ours if entries[path] == FOLDER]
-        inside = find_not_plain([path for path in folders if path.name not in LINKING_NAMES])
-        return [*(path for path in ours if entries[path] == OTHER), *inside]
+        outer = [path for path in ours if entries[path] == OTHER]
+        for folder in (path for path in ours if entries[path] == FOLDER):
+            inside = find_not_plain([folder])
+            links = folder.name in LINKING_NAMES
+            outer += [path for path in inside if not (links and _leads_into(path, folder))]
+        return outer
 
     def check_plain(self) -> None:
         """Raise NotPlainError for the first of `not_plain`, a file with a second name that is
@@ -120,6 +123,11 @@ class RunFolder:
         for path in [*self.not_plain, *hard_links][:1]:
             raise refusal(path, path.lstat())
         _check_journal(self.path / JOURNAL)
+
+
+def _leads_into(path: Path, folder: Path) -> bool:
+    """Whether `path` is a link to what is, or will be, in the folder."""
+    return path.is_symlink() and Path(os.path.realpath(path)).is_relative_to(folder.resolve())
 
 
 def _check_journal(path: Path) -> None:

@@ -27,8 +27,8 @@ from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import (
     MAX_ENVS,
     TrainConfig,
+    read_config,
     settings_from_mapping,
-    settings_from_yaml,
 )
 from esper_soa.grown.module_files import load
 from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 TABLE_FILES = "round_*.parquet"
+MAX_OPENED_SETTINGS = 1 << 20  # bytes of the config.yaml of a run that is opened, of many tasks
 DATA_SPLITS = ("train", "validation", "test")
 
 
@@ -115,7 +116,7 @@ class RecordedRun:
     def settings(self) -> TrainConfig:
         """The settings of the run."""
         with reading(self.folder.config, UserError, "settings of a run"):
-            return settings_from_yaml(read_text(self.folder.config))
+            return settings_from_mapping(read_config(self.folder.config, MAX_OPENED_SETTINGS))
 
     @cached_property
     def _source(self) -> BatchSource:
@@ -172,11 +173,13 @@ class RecordedRun:
         validation_loss to 1e-5. Raises UserError where the data is not what it was.
         """
         check(isinstance(net, nn.Module), "net", net, allowed="a module of torch")
-        env = 0
+        plain: nn.Module = net
         with suppress(UserError):  # no network of a run
             plain = plain_module(net)
-            env = plain.spec["env"] if isinstance(plain, GrownNetwork) else 0
-        return score_network(net, *self.samples(split, env))
+        if not isinstance(plain, GrownNetwork):
+            return score_network(net, *self.samples(split))
+        with reading("net", UserError, "a network that takes the samples of the run"):
+            return score_network(net, *self.samples(split, plain.spec["env"]))
 
     @package_state()
     def export(self, env: int | str = "best") -> GrownNetwork:
