@@ -6,6 +6,7 @@ import codecs
 import hashlib
 import lzma
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,7 +21,7 @@ from esper_soa.config.nets import TXT, DataConfig
 from esper_soa.nets.data import tokens
 from esper_soa.nets.data.batches import Draw, SampleSpec, origin
 from esper_soa.system import streams
-from esper_soa.system.errors import DataError
+from esper_soa.system.errors import DataError, one_line
 
 KJV_FILE = Path(__file__).parent / "assets" / "kjv.txt.xz"
 HELD_OUT = 20  # validation and test part are each one of so many equal parts
@@ -28,6 +29,7 @@ TEXT_PARTS = ("train", "validation", "test")
 BYTE_TOKENIZER = "bytes"
 PIECE_BYTES = 1 << 24  # bytes that are read at a time
 UTF8_REMEDY = "save it as UTF-8"
+MOST_ENDINGS = 3  # of files that are left out, which are named
 
 
 def text_spec(context: int) -> SampleSpec:
@@ -162,8 +164,9 @@ def load_text(cfg: DataConfig) -> TextSet:
         content = read_bytes([tokens.stories()])
     elif cfg.root:
         name = Path(cfg.root).name
-        text = f"{cfg.root} (data.root)"
-        content = read_bytes(text_files(Path(cfg.root)))
+        files, left_out = text_files(Path(cfg.root))
+        text = f"{cfg.root} (data.root){left_out}"
+        content = read_bytes(files)
     else:
         name = "kjv"
         text = "Genesis to 2 Kings of the King James Bible, embedded"
@@ -215,25 +218,34 @@ def part_bounds(size: int) -> dict[str, tuple[int, int]]:
     return dict(zip(TEXT_PARTS, pairwise(edges), strict=True))
 
 
-def text_files(path: Path) -> list[Path]:
+def text_files(path: Path) -> tuple[list[Path], str]:
     """The file, or the .txt files of a folder by name, those of linked folders among them, each
-    folder once; DataError where there is none.
+    folder once, and in words how many others are left out; DataError where there is none.
     """
     if os.path.isdir(path):
         files = []
+        others = list[str]()
         seen = set[str]()
         for folder, below, names in os.walk(path, onerror=_refuse, followlinks=True):
             below[:] = [] if os.path.realpath(folder) in seen else sorted(below)
             if os.path.realpath(folder) not in seen:
                 files += [Path(folder, name) for name in names if name.lower().endswith(TXT)]
+                others += [name for name in names if not name.lower().endswith(TXT)]
             seen.add(os.path.realpath(folder))
         files.sort()
         if not files:
             raise DataError(f"data.root={path}: a folder without {TXT} files")
-        return files
+        return files, _left_out(others)
     if not os.path.isfile(path):
         raise DataError(f"data.root={path}: no file or folder of text")
-    return [path]
+    return [path], ""
+
+
+def _left_out(names: Sequence[str]) -> str:
+    """How many files are left out, with the endings that most of them have; "" for none."""
+    endings = Counter(Path(name).suffix or "no ending" for name in names).most_common(MOST_ENDINGS)
+    kinds = ", ".join(one_line(ending) for ending, _ in endings)
+    return f", without {len(names):,} of other endings than {TXT} ({kinds})" if names else ""
 
 
 def _refuse(error: OSError, file: Path | None = None) -> None:
@@ -242,12 +254,14 @@ def _refuse(error: OSError, file: Path | None = None) -> None:
 
 
 def read_bytes(files: Sequence[Path]) -> np.ndarray:
-    """The bytes uint8 [M] of files, one behind the other, a single one as it lies on the disk;
-    DataError for what is no UTF-8.
+    """The bytes uint8 [M] of files, without byte order marks, one behind the other, a single one as
+    it lies on the disk; DataError for what is no UTF-8.
     """
     for file in files:
         check_encoding(file)
-    parts = [np.memmap(file, np.uint8, "c") for file in files if file.stat().st_size]
+    mapped = [np.memmap(file, np.uint8, "c") for file in files if file.stat().st_size]
+    mark = codecs.BOM_UTF8
+    parts = [part[len(mark) * (bytes(part[: len(mark)]) == mark) :] for part in mapped]
     if not parts:
         raise DataError(f"{files[0]}: no text in it")
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -135,6 +135,10 @@ def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> Non
     assert str(file) == f"b.txt: {tmp_path}/b.txt (data.root): {sizes}"
     folder = own(tmp_path)
     assert bytes(folder.tokens.tolist()).decode() == "Zueignung. Prolog im Himmel. " + words
+    assert "(data.root), without 1 of other endings than .txt (.md): " in str(folder)
+    for name in ("a.txt", "b.txt"):  # a byte order mark is no letter
+        (tmp_path / name).write_text((tmp_path / name).read_text(), encoding="utf-8-sig")
+    assert own(tmp_path).identity == folder.identity
     (tmp_path / "c").symlink_to(tmp_path / "0")  # in place of which the folder itself is read
     (tmp_path / "0" / "up").symlink_to(tmp_path)
     (tmp_path / "0" / "z.txt").rename(tmp_path / "0" / "Z.TXT")
