@@ -21,7 +21,7 @@ from esper_soa.lab.telemetry.rows import Legend, choices_rows, slots_rows, steps
 from esper_soa.lab.telemetry.schema import CONTROL_TABLE, FULL_LEVEL_TABLES, SCHEMA_VERSION, TABLES
 from esper_soa.lab.telemetry.table_files import (
     TABLES_FOLDER,
-    read_columns,
+    num_rows,
     table_bytes,
     table_files,
     table_path,
@@ -127,7 +127,7 @@ class TableRecorder(TableFolder):
         super().truncate(rounds)
         for number, path in table_files(self._folder, "steps").items():
             with suppress(DataError, OSError):  # a damaged file has none
-                self._on_disk[number] = len(read_columns(path, "steps", ["step"])["step"])
+                self._on_disk[number] = num_rows(path)
         self.env_steps = self.received = sum(self._on_disk.values())
 
     def begin(self, number: int) -> None:

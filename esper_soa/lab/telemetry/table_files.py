@@ -210,6 +210,12 @@ def read_columns(path: Path, table: str, names: Sequence[str]) -> dict[str, np.n
         return _table_in(source, columns, path, most=MAX_CELLS).values
 
 
+def num_rows(path: Path) -> int:
+    """How many rows a file has, by what stands at its end; DataError for what is no table."""
+    with reading(path, DataError, "a table of ours"), os.fdopen(open_plain(path), "rb") as source:
+        return int(parquet.read_metadata(source).num_rows)
+
+
 def read_table(
     folder: str | Path, table: str, rounds: Sequence[int] | None = None
 ) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ import pytest
 
 from esper_soa.config.settings import AnomalyConfig, TelemetryConfig, TrainConfig
 from esper_soa.lab.telemetry import recorder
+from esper_soa.lab.telemetry import table_files as tables
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.loop import run as running
@@ -75,8 +76,9 @@ def test_the_probability_of_a_choice_is_that_among_all_choices(folders: dict[str
 
 
 def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
-    folders: dict[str, Path], tmp_path: Path
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tables, "MAX_CELLS", 1)  # as in a round of many env-steps
     fresh(at("events", rounds=1), tmp_path)
     stale = table_path(tmp_path, "steps", 2)
     stale.write_bytes(table_path(tmp_path, "steps", 1).read_bytes())
