@@ -1,9 +1,11 @@
 """The cores whose time a process has: control groups as Linux shows them in files."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401, is there
 
 from esper_soa.system import cores
 from esper_soa.system.cores import core_limit, core_numbers, usable_cores
@@ -31,6 +33,21 @@ def test_the_smallest_limit_of_a_group_and_those_above_counts(
     own.write_text(membership)
     assert core_limit(tmp_path, own) == cores
     assert usable_cores() >= 1
+
+
+def test_threads_sleep_unless_torch_is_there_or_it_is_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(cores.WAIT_POLICY, raising=False)
+    cores.let_threads_sleep()
+    assert cores.WAIT_POLICY not in os.environ, "torch is there"
+    monkeypatch.delitem(sys.modules, "torch")
+    for set_before, after in (("active", "active"), ("", "passive")):
+        monkeypatch.setenv(cores.WAIT_POLICY, set_before)
+        if not set_before:
+            monkeypatch.delenv(cores.WAIT_POLICY)
+        cores.let_threads_sleep()
+        assert os.environ[cores.WAIT_POLICY] == after
 
 
 def test_ranks_share_out_the_time_of_their_container(

@@ -3,12 +3,13 @@
 It is opened before anything is written to the folder. Needs no torch.
 """
 
+import faulthandler
 import logging
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from typing import TextIO, cast
@@ -92,6 +93,7 @@ class Session:
         """Messages within the context go to console and log, and what ends it early too, with its
         traceback unless it is a message of ours; but a refusal leaves the folder of a run as it is.
         """
+        before = LOGGER.level, LOGGER.propagate
         LOGGER.setLevel(logging.DEBUG)
         LOGGER.propagate = False
         LOGGER.addHandler(self.log)
@@ -105,6 +107,8 @@ class Session:
             elif error is not None and not isinstance(error, UserError):
                 LOGGER.debug("ended by an error", exc_info=error)
             LOGGER.removeHandler(self.log)
+            LOGGER.setLevel(before[0])
+            LOGGER.propagate = before[1]
 
     def drop_refused(self) -> None:
         """Delete a folder that was empty, where a refusal ends the work before it has begun."""
@@ -135,13 +139,26 @@ def session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
     verbose: what the console shows: 0 nothing, 1 progress, messages and tables, 2 debug messages.
     """
     opened = Session(folder, verbose)
-    with lock_folder(folder) as opened.claim:
+    with lock_folder(folder) as opened.claim, traced_crashes():
         try:
             with opened.logging_output():
                 yield opened
         finally:
             opened.log.close()
             opened.drop_refused()
+
+
+@contextmanager
+def traced_crashes() -> Iterator[None]:
+    """Within the context, a crash of a library prints by which functions it was called, to the
+    standard error output, where there is one.
+    """
+    with ExitStack() as stack:
+        if not faulthandler.is_enabled():
+            with suppress(AttributeError, OSError, RuntimeError, ValueError):
+                faulthandler.enable()
+                stack.callback(faulthandler.disable)
+        yield
 
 
 @contextmanager

@@ -2,6 +2,10 @@
 
 import re
 import signal
+import subprocess
+import sys
+from contextlib import suppress
+from logging import NOTSET
 from pathlib import Path
 
 import pytest
@@ -82,6 +86,23 @@ def test_messages_do_nothing_to_the_terminal(
     with session(folder):
         LOGGER.warning("a name \x1b[2J")
     assert "a name \\x1b[2J" in capsys.readouterr().out
+
+
+def test_the_callers_logger_is_as_it_was(folder: RunFolder) -> None:
+    before = LOGGER.level, LOGGER.propagate
+    with suppress(ValueError), session(folder):
+        raise ValueError
+    assert (LOGGER.level, LOGGER.propagate) == before == (NOTSET, True)
+
+
+def test_a_library_that_crashes_is_named_by_what_called_it(folder: RunFolder) -> None:
+    code = "import ctypes; from pathlib import Path; from esper_soa.training.files import session\n"
+    code += "def native_step(): ctypes.string_at(0)\n"
+    code += f"with session.session(session.RunFolder(Path({str(folder.path)!r}))): native_step()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode < 0
+    assert "Segmentation fault" in done.stderr
+    assert "in native_step" in done.stderr
 
 
 def test_a_part_of_the_work_has_a_folder_below_and_its_failures_count(folder: RunFolder) -> None:
