@@ -21,6 +21,7 @@ LAB = {
     "--plan": "esper_soa.lab.plan.plan:show_plan",
     "--plan=json": "esper_soa.lab.plan.plan:show_plan_json",
     "plan of a study": "esper_soa.lab.plan.plan:make_plan",
+    "users' parts": "esper_soa.lab.conformance:findings_of_a_run",
     "sweep": "esper_soa.lab.sweep.plugins:check_plugins",
     "esper-compare": "esper_soa.lab.compare.command:main",
     "esper-report": "esper_soa.lab.report.write:main",

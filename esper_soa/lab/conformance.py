@@ -19,7 +19,7 @@ from torch import Tensor
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.user_agents import AgentContext, decision_faults, make_agent, memory_faults
 from esper_soa.config import registry
-from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.env import REWARD_MODE, GatesConfig, LifecycleConfig
 from esper_soa.config.nets import IMAGES, TOPOLOGIES, DataConfig, TaskConfig, host_slots
 from esper_soa.config.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, collect_faults
 from esper_soa.config.settings import ComputeConfig, TrainConfig
@@ -28,6 +28,7 @@ from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.step import EnvView
 from esper_soa.env.user_reward import changed_inputs, reward_findings, sample_inputs
+from esper_soa.env.world import World
 from esper_soa.lab.conformance_networks import host_networks, seed_networks, training_findings
 from esper_soa.nets.model import user_parts
 from esper_soa.nets.model.host import HostChain
@@ -41,6 +42,8 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 CPU = torch.device("cpu")
 REWARD_SIZES = (5, 3, 20)  # envs, slots and env-steps of an episode, of the inputs of a reward
 REWARD_SAMPLES = 20  # sets of inputs that a reward is tried on
+NUM_TRIED = 5  # envs, and sets of inputs, where a run begins
+MOST_SIDE = 8  # pixels or positions of features there
 
 
 class ConformanceError(UserError):
@@ -120,6 +123,33 @@ def check_agent(part: Part | str, steps: int = 16) -> None:
         surroundings = AgentContext(world.setup.shape.slots, BLUEPRINT_NAMES, steps, seed=0)
         with collect_faults(found):
             found.extend(_play_findings(make_agent(made, surroundings), Env(world)))
+
+
+def findings_of_a_run(world: World, modes: Sequence[str]) -> list[str]:
+    """Faults of the users' host, blueprints and rewards of a run that it does not refuse while it
+    is built. Agents are watched as they play, and kernels compiled, by the run itself.
+    """
+    shape = world.setup.shape
+    networks = {}
+    for part in (part for part in shape.blueprints if part.code >= NUM_BLUEPRINTS):
+        for channels, *axes in {spec.shape for spec in shape.slots if part.fits(spec)}:
+            small = channels, *(min(side, MOST_SIDE) for side in axes)
+            networks[f"{part.name} in {[*small]}"] = partial(seed_networks, part, small)
+    host = user_parts.task_host(world.setup.task)
+    if isinstance(host, HostChain | UserHost):
+        networks[world.setup.task.host] = partial(host_networks, host, shape.num_classes)
+    found = list[str]()
+    with torch.random.fork_rng(devices=[]):
+        for label, make in networks.items():
+            found += [f"{label}: {finding}" for finding in training_findings(make, ())]
+        for mode in filter(registry.is_reference, modes):
+            reward = registry.find(REWARD, mode, REWARD_MODE)
+            steps = world.rules.max_steps
+            draw = partial(sample_inputs, NUM_TRIED, len(shape.slots), steps, world.device)
+            samples = [draw(seed) for seed in range(NUM_TRIED)]
+            with collect_faults(found, f"{mode}: {registry.RAISES}"):
+                found += [f"{mode}: {finding}" for finding in _value_findings(reward, samples)]
+    return found
 
 
 @contextmanager

@@ -3,13 +3,16 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from operator import sub
+from typing import cast
 
 from esper_soa.config.agent import SCRATCH
+from esper_soa.config.lab import find_in_lab
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
@@ -21,6 +24,7 @@ from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import layout_in_words
 from esper_soa.runtime.memory import needs_in_words
 from esper_soa.runtime.ranks import Ranks
+from esper_soa.system.errors import UserError
 from esper_soa.system.json_lines import Json
 from esper_soa.training.files.saved_run import SavedTask
 from esper_soa.training.files.session import Session
@@ -100,6 +104,8 @@ class TaskRun:
         for blueprint in shape.blueprints:
             if blueprint.code >= NUM_BLUEPRINTS:
                 LOGGER.info("seeds    %s of your own, code %d", blueprint.name, blueprint.code)
+        for finding in self.part_findings():
+            LOGGER.warning("parts    %s", finding)
         policy = f"{cfg.policy.name}{start}, reward {'+'.join(cfg.reward.modes)}"
         LOGGER.info("policy   %s, on %s", policy, place_of(self.world))
         minibatches = cfg.policy.ppo.minibatches
@@ -108,6 +114,16 @@ class TaskRun:
             LOGGER.warning("policy   %s: one minibatch per env", numbers)
         LOGGER.info("memory   %s", needs_in_words(self.world.setup, cfg.policy, rules.engine))
         self.log_details()
+
+    def part_findings(self) -> list[str]:
+        """Faults of users' parts that a run does not refuse; none without that part of the lab."""
+        task = self.world.setup.task
+        modes = self.cfg.reward.modes
+        with suppress(UserError):
+            if any(map(is_reference, [task.host, *task.blueprints, *modes])):
+                check_parts = find_in_lab("users' parts", "a run")
+                return cast(list[str], check_parts(self.world, modes))
+        return []
 
     def log_details(self) -> None:
         """Write to the log how samples are prepared, the work, and what computes it."""

@@ -77,10 +77,15 @@ def test_a_wider_control_needs_nothing_of_what_was_made_for_the_hosts_of_the_run
 
 def test_rewards_that_are_not_finite_are_said_once_and_counted(tmp_path: Path) -> None:
     cfg = settings("ppo", rounds=2, steps=4)
+    mine = ["norm", "parts_of_users:infinite"]
+    cfg = replace(cfg, task=replace(cfg.task, blueprints=mine))
     fresh(replace(cfg, reward=replace(cfg.reward, mode="parts_of_users:lost")), tmp_path)
     assert [line["rewards_not_finite"] for line in lines(tmp_path)] == [cfg.envs] * 2
     (told,) = (line for line in log_of(tmp_path) if "is not finite" in line)
     assert told.startswith("WARNING round 1  the reward of env 0 is not finite at env-step 2")
+    parts = "".join(line for line in log_of(tmp_path) if line.startswith("WARNING parts"))
+    assert "infinite in [2, 8, 8]: its initial values are not finite" in parts
+    assert "lost: it pays nan, not a finite number" in parts
 
 
 def test_a_run_does_not_go_on_with_other_blueprints(before: Path) -> None:
