@@ -88,10 +88,14 @@ class Env:
         return self.observe_()
 
     def step(self, action: Action) -> tuple[StepResult, EnvView | None]:
-        """Result of the action [N], and the next observation; None after the last env-step."""
+        """Result of the action [N], and the next observation; None after the last env-step.
+
+        Where episodes may end early the host waits for the device, to play no env-step in vain:
+        whether this was the last action decides if another is played before the call ends.
+        """
         result = self.apply_action_(action)
         ended = self.world.rules.ended(self.state)
-        if ended is not None:  # the host waits for the device
+        if ended is not None:
             self.num_playing = self.num_envs - int(ended.sum())
         return result, None if self.over else self.observe_()
 
