@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich import box
 from rich.console import Console
@@ -73,7 +74,9 @@ def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
     if hydra.sweeper["_target_"] != BASIC_SWEEPER:
         return list(records.values())
     params = [f"{key}={value}" for key, value in (hydra.sweeper["params"] or {}).items()]
-    overrides = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
+    program = GlobalHydra.instance()
+    loader = program.config_loader() if program.is_initialized() else None  # knows options, by glob
+    overrides = OverridesParser.create(loader).parse_overrides([*params, *hydra.overrides.task])
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
     return [
         records.get(number, JobRecord(number, combination, "", status=Status.WAITING))

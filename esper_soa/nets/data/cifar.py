@@ -44,7 +44,9 @@ def read_cifar10(root: str) -> tuple[Batch, Batch, Path]:
         place = _locate(path)
         files = _read_archive(place) if place.is_file() else _read_folder(place)
     except _BROKEN_ARCHIVE as error:
-        raise _fault(f"{path}: not a whole .tar.gz archive ({one_line(error)})") from error
+        problem = f"not a whole .tar.gz archive ({one_line(error)})"
+        hint = "For a file of your own give data.name=npz or text"
+        raise _fault(f"{path}: {problem}. {hint}") from error
     except OSError as error:
         problem = f"cannot be read ({one_line(error)}). Check permissions."
         raise DataError(f"data.root={one_line(path)}: {problem}") from error

@@ -53,7 +53,7 @@ def read_npz(
     """
     path = user_path(setting, cfg.root)
     where = f"{setting}={one_line(cfg.root)}"
-    parts = _parts(path, where)
+    parts, others = _parts(path, where)
     stored = parts.pop(CLASS_NAMES, None)
     if stored is not None and not names:
         actual = f"{stored.name} has shape {list(stored.shape)} and type {stored.dtype}"
@@ -69,23 +69,27 @@ def read_npz(
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     origin = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason})"
     images = prepare(parts, cfg, names, origin=origin)
-    return replace(images, name=one_line(Path(cfg.root).stem), file_sha256=sha256)
+    left_out = (f"without the arrays {', '.join(map(one_line, others[:MAX_LISTED]))}",)
+    notes = images.notes + left_out * bool(others)
+    name = one_line(Path(cfg.root).stem)
+    return replace(images, name=name, notes=notes, file_sha256=sha256)
 
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
     """Numbers of training and other images in the .npz file `cfg.root`, read from its headers."""
-    parts = _parts(user_path("data.root", cfg.root), f"data.root={one_line(cfg.root)}")
+    parts, _ = _parts(user_path("data.root", cfg.root), f"data.root={one_line(cfg.root)}")
     train, *others = (sum(parts[key].shape[:1]) for key in NPZ_KEYS[::2] if key in parts)
     return train, sum(others)
 
 
-def _parts(path: Path, where: str) -> dict[str, LazyArray]:
+def _parts(path: Path, where: str) -> tuple[dict[str, LazyArray], list[str]]:
+    """The arrays by key, and the names of others in the file."""
     parts, names = npz_arrays(path, where, (*NPZ_KEYS, CLASS_NAMES))
     missing = [key for key in NPZ_KEYS[:4] if key not in parts]
     remedy = f"It holds {', '.join(map(one_line, names[:8])) or 'no arrays'}."
     message = f"{where}: lacks {', '.join(missing)}"
     check_data(not missing, message, f"have {', '.join(NPZ_KEYS[:4])}", remedy=remedy)
-    return parts
+    return parts, [name for name in names if name not in parts]
 
 
 def prepare(

@@ -6,6 +6,7 @@ imported when they are needed, so that a signal is heard meanwhile and settings 
 torch.
 """
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from esper_soa.config.arguments import prepare_arguments, show_help_or_version
 from esper_soa.config.lab import find_in_lab
 from esper_soa.config.paths import config_dir
 from esper_soa.system.console import KNOWN_ERRORS, exit_with, safe_streams
-from esper_soa.system.errors import UserError
+from esper_soa.system.errors import UserError, reading
 from esper_soa.system.signals import import_guard, stop_at_once, torch_import_guard
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def run_command(name: str) -> None:
         questions = [word for word in arguments if word in QUESTION_FLAGS and name == "train"]
         sweep = next((word for word in arguments if word.startswith(SWEEP_ARGUMENTS)), "")
         try:
+            with reading("the current folder", UserError, "one that is there"):
+                os.getcwd()
             if questions:
                 with import_guard():
                     from rich.console import Console

@@ -14,7 +14,7 @@ from tests.builders.program import TINY, contents, finished
 pytestmark = pytest.mark.timeout(900)
 
 ONE = [*TINY, "rounds=1", "control=none", "report=false", "telemetry.progress=off"]
-SWEEP = ["-m", *ONE, "seed=${modulo:7,4}", "envs=0,2"]
+SWEEP = ["-m", *ONE, "seed=${modulo:7,4}", "envs=0,2", "reward=glob(ne*)"]
 
 
 class Swept:
@@ -39,7 +39,8 @@ def test_a_sweep_ends_with_a_table_of_all_its_jobs(swept: Swept) -> None:
     rows = [line.split() for line in table[4:-2]]
     assert [row[1:3] for row in rows] == [["envs=0", "failed"], ["envs=2", "done"]]
     assert table[-1].startswith("1 failed, 1 done; resume=auto plays what is not done; written to ")
-    assert {"+experiment=smoke", "rounds=1", "control=none"} < set(swept.written["common"])
+    common = {"+experiment=smoke", "rounds=1", "control=none", "reward=net"}
+    assert common < set(swept.written["common"])
     jobs = swept.written["jobs"]
     assert [job["overrides"] for job in jobs] == [["envs=0"], ["envs=2"]]
     assert [job["status"] for job in jobs] == ["failed", "done"]

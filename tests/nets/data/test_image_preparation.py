@@ -302,8 +302,9 @@ def test_large_images_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None:
-    path = user_files.write(tmp_path / "m.npz")
+    path = user_files.write(tmp_path / "m.npz", VAL_images=np.zeros(3))
     images = load_images(DataConfig(root=str(path)), "cpu")
+    assert images.notes[-1] == "without the arrays VAL_images"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     why = f"sha256 {digest[:12]}..., data.name=auto takes it as data.root is an .npz"
     counts = "39 training, 9 validation and 24 test images."

@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from esper_soa.config.arguments import prepare_arguments, show_help_or_version
 from esper_soa.config.settings import TrainConfig
 from esper_soa.system.errors import UserError
+from esper_soa.training.start.command import train_command
 from tests.builders.program import finished
 
 
@@ -84,6 +85,18 @@ def test_what_names_several_values_in_the_words_of_hydra_passes(override: str, p
 
 def test_shells_complete_words() -> None:
     assert prepare_arguments(["-sc", "install=bash"], TrainConfig) == ["-sc", "install=bash"]
+
+
+def test_a_folder_that_is_gone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "argv", ["esper-train", "+experiment=smoke"])
+    with pytest.raises(SystemExit):
+        train_command()
+    assert capsys.readouterr().err.startswith("error: the current folder: must be one that is ")
 
 
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
