@@ -68,9 +68,9 @@ def variant(
     work = world.work(0)
     weights = pools.allocate(nets.shape, options.envs, world.device, torch.float32)
     pools.initialise_hosts_(weights, nets.shape, world.keys(streams.HOST_INIT))
-    pools.claim_(weights, nets.shape, active_seeds, work.seed_keys)
+    active = engine.claim_(nets, weights, active_seeds.resident(world.device), work.seed_keys)
     alpha = torch.as_tensor(np.where(active_seeds.visible, ALPHA, 0.0)).to(world.device)
-    given = nets, weights, alpha, active_seeds
+    given = nets, weights, alpha, active
 
     def run() -> None:
         if what == "step":

@@ -174,7 +174,7 @@ class _Functions(TorchFunctionMode):
         made = (
             func in FACTORIES
             and kwargs.get("device") is None
-            and calling_function() != "upload"  # to a device, of which a CPU makes no copy
+            and calling_function() != "staged"  # to be moved, of which a CPU makes no copy
             and not (args and isinstance(args[0], Tensor))
         )
         if (copies or made) and isinstance(result, Tensor):

@@ -1,6 +1,6 @@
 """Tensors between the host and a device, many by one copy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -11,9 +11,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 Content = TypeVar("Content")
 
 
+def staged(array: np.ndarray) -> Tensor:
+    """The array itself as a tensor, to be moved to a device with others."""
+    return torch.from_numpy(array)
+
+
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """The arrays on `device`, by one copy that the host does not wait for; on a CPU as they are."""
-    return move(list(map(torch.as_tensor, arrays)), device)
+    return move(list(map(staged, arrays)), device)
 
 
 def move(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
@@ -38,6 +43,29 @@ def move(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     pieces = zip(moving, packed.split(sizes), strict=True)
     arrived = {id(part): piece.view(part.dtype).view(part.shape) for part, piece in pieces}
     return [arrived.get(id(tensor), tensor) for tensor in tensors]
+
+
+def move_records(records: Content, device: torch.device) -> Content:
+    """Nested records, lists and tuples with their tensors on `device`, by one copy; see `move`."""
+    arrived = move(list(_tensors_in(records)), device)
+    return _with_tensors(records, iter(arrived))  # type: ignore[return-value]
+
+
+def _tensors_in(part: object) -> Iterator[Tensor]:
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for each in part:
+            yield from _tensors_in(each)
+
+
+def _with_tensors(part: object, given: Iterator[Tensor]) -> object:
+    if isinstance(part, Tensor):
+        return next(given)
+    if not isinstance(part, list | tuple):
+        return part
+    parts = [_with_tensors(each, given) for each in part]
+    return part._make(parts) if hasattr(part, "_make") else type(part)(parts)
 
 
 def move_leaves(content: Content, device: torch.device) -> Content:

@@ -28,6 +28,7 @@ from esper_soa.nets.model.parts import (
 from esper_soa.nets.seeds.pools import allocate
 from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan, groups_of
 from esper_soa.nets.seeds.seeds import TrainingSeeds, gather_rows, scatter_rows_
+from esper_soa.system.transfers import move_records
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
 
 # Parts that no blueprint of the package has in these places.
@@ -115,7 +116,7 @@ def plain_slot(
     num_nets = x.shape[0]
     together = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
     together = together.contiguous(memory_format=torch.channels_last).requires_grad_()
-    _, groups = groups_of(plan, np.arange(num_nets), x.device)
+    groups = move_records(groups_of(plan, np.arange(num_nets)), x.device)
     actives = [gather_rows(weights, shape, group, alpha) for group in groups]
     seeds = TrainingSeeds(actives, num_nets)
     out = seeds.fill(0, together, upstream.shape[2] != x.shape[2])

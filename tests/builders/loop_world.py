@@ -327,7 +327,8 @@ class StackedEnvs:
         """A copy of the weights as the next training pass finds them, newborn rows initialised."""
         weights = self.weights.clone()
         seeds = pools.slot_seeds(self.state.slots, self.state.ramp, ablate_fossils=False)
-        pools.claim_(weights, self.shape, pools.read_active_seeds(seeds), self.seed_keys())
+        claims = pools.claims_of(self.shape, pools.read_active_seeds(seeds))
+        pools.claim_(weights, self.shape, claims, self.seed_keys())
         return weights
 
     def measure(self) -> Measurements:

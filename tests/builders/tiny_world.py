@@ -35,8 +35,10 @@ from esper_soa.env.step import (
     record_and_observe,
 )
 from esper_soa.env.world import World, values_of_envs
+from esper_soa.nets.passes import PieceEngine, StepPlan
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.subsets import max_rows
+from esper_soa.nets.setup import Setup
 from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.state import (
     STATE_FLOAT,
@@ -49,6 +51,7 @@ from esper_soa.state import (
     stage_in,
 )
 from esper_soa.system.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.system.transfers import move_records
 from esper_soa.training.loop.build import build_rules, build_world, make_setup
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.metrics import RoundResult
@@ -158,6 +161,11 @@ def seeds_where(
     given = dict.fromkeys(ActiveSeeds._fields[4:], False) | {"visible": visible, "ablated": visible}
     found = {name: np.array(np.broadcast_to(one, size)) for name, one in (given | flags).items()}
     return ActiveSeeds(np.asarray(running, bool), *codes, **found)
+
+
+def planned(engine: PieceEngine, setup: Setup, seeds: ActiveSeeds) -> StepPlan:
+    """The passes of an env-step in which nothing is newborn."""
+    return move_records(engine.plan(setup, seeds), setup.device)
 
 
 def silence_hosts_(world: World) -> None:

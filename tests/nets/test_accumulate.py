@@ -18,7 +18,7 @@ from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
-from tests.builders.tiny_world import CPU, seeds_where, tiny_settings
+from tests.builders.tiny_world import CPU, planned, seeds_where, tiny_settings
 
 
 def made(batches: int) -> World:
@@ -53,7 +53,8 @@ def test_an_overflow_in_any_batch_undoes_the_whole_step() -> None:
     weights = world.weights.clone()
     training = world.work(0).training
     none = seeds_where([[0]] * 3, Stage.EMPTY, Blueprint.NONE, Blend.ADD)
-    TorchEngine().train_(nets, weights, torch.zeros(3, 1), none, training, 3)
+    plan = planned(TorchEngine(), nets, none)
+    TorchEngine().train_(nets, weights, torch.zeros(3, 1), plan, training, 3)
     moved = [
         bool((weights["host", "params"][env] != world.weights["host", "params"][env]).any())
         for env in range(3)
@@ -77,8 +78,9 @@ def test_two_equal_batches_to_a_step_are_as_one() -> None:
     again = feed._replace(draw=feed.draw._replace(order=order, augment=False))
     alpha = torch.zeros(3, 1)
     nets = world.rules.setup
-    TorchEngine().train_(nets._replace(accumulate=2), twice, alpha, ONE_SEED, again, 2)
-    TorchEngine().train_(nets, once, alpha, ONE_SEED, again, 1)
+    plan = planned(TorchEngine(), nets, ONE_SEED)
+    TorchEngine().train_(nets._replace(accumulate=2), twice, alpha, plan, again, 2)
+    TorchEngine().train_(nets, once, alpha, plan, again, 1)
     for name in ("params", "momentum"):
         for rows in (("host", name), ("seeds", "r0c0", name)):
             torch.testing.assert_close(twice[rows], once[rows])

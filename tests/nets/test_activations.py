@@ -18,7 +18,14 @@ from esper_soa.nets.setup import Setup
 from esper_soa.nets.trial import Workload
 from esper_soa.training.loop.build import make_setup
 from esper_soa.vocabulary import Blend, Blueprint, Stage
-from tests.builders.tiny_world import CPU, play_state, seeds_where, tiny_rules, tiny_settings
+from tests.builders.tiny_world import (
+    CPU,
+    planned,
+    play_state,
+    seeds_where,
+    tiny_rules,
+    tiny_settings,
+)
 
 META = torch.device("meta")
 
@@ -75,7 +82,8 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     workload = grown_alike(setup, Blueprint.CONV_LIGHT)
     training, validation = workload.training, workload.validation
     nets = setup._replace(env_chunk=4)
-    given = (nets, workload.weights, workload.alpha, workload.seeds)
+    plan = planned(TorchEngine(), nets, workload.seeds)
+    given = (nets, workload.weights, workload.alpha, plan)
     with Largest() as trained:
         TorchEngine().train_(*given, training, 1)
     assert trained.elements <= 4 * batch_size * activation_elements(nets.shape, IMAGES.elements)
@@ -96,7 +104,8 @@ def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_i
     with Largest() as made:
         workload = grown_alike(setup, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
         training, validation = workload.training, workload.validation
-        given = (setup, workload.weights, workload.alpha, workload.seeds)
+        plan = planned(TorchEngine(), setup, workload.seeds)
+        given = (setup, workload.weights, workload.alpha, plan)
         report = TorchEngine().train_(*given, training, 1)
         tested = TorchEngine().validate(*given, validation)
     assert report.loss.shape == (MANY,)

@@ -71,7 +71,7 @@ def test_networks_are_made_of_what_was_recorded() -> None:
         blends = np.array([[Blend.ADD], [Blend.MULTIPLY], [Blend.GATE]])
         every = np.ones((3, len(shape.slots)), dtype=bool)
         born = seeds_where(every, Stage.GERMINATED, Blueprint.ATTENTION, blends, newborn=every)
-        pools.claim_(weights, shape, born, keys(streams.SEED_INIT))
+        pools.claim_(weights, shape, pools.claims_of(shape, born), keys(streams.SEED_INIT))
         sizes = shape.parameters.total, shape.products, activation_elements(shape, 99, 4)
         found[name] = {
             "sizes": torch.tensor(sizes),

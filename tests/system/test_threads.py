@@ -22,7 +22,7 @@ from esper_soa.system.threads import Call, PieceCancelled, run_pieces
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Stage
 from tests.builders.loop_world import Setting, StackedEnvs
-from tests.builders.tiny_world import CPU, seeds_where, tiny_settings
+from tests.builders.tiny_world import CPU, planned, seeds_where, tiny_settings
 
 
 def test_results_come_in_the_order_of_the_pieces() -> None:
@@ -156,12 +156,14 @@ def test_training_ends_behind_a_batch_where_another_chunk_fails(engine: str) -> 
     cfg = tiny_settings(2, 1, 2)
     cfg.compute = ComputeConfig(workers=2, env_chunk=1, engine=engine)
     world = build_world(cfg, CPU)
+    rules = world.rules
     none = seeds_where(np.zeros((2, 1)), Stage.EMPTY, 0, Blend.ADD)
     feed = Failing(world.work(0).training)
     alpha = torch.zeros(2, 1, dtype=torch.float64)
-    given = world.rules.setup, world.weights, alpha, none, feed
+    plan = planned(rules.engine, rules.setup, none)
+    given = rules.setup, world.weights, alpha, plan, feed
     with pytest.raises(ValueError, match="no batch"):
-        world.rules.engine.train_(*given, 2000)
+        rules.engine.train_(*given, 2000)
     assert 0 < feed.taken < 2000
 
 

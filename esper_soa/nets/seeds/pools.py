@@ -19,7 +19,7 @@ from esper_soa.nets.model.host import HostShape, initial_hosts
 from esper_soa.nets.sgd import state_width
 from esper_soa.state import Costs, Ramp, Slots
 from esper_soa.system import streams
-from esper_soa.system.transfers import upload
+from esper_soa.system.transfers import staged, upload
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
 
 Values = TypeVar("Values")
@@ -145,35 +145,53 @@ def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
     return ActiveSeeds(*(values.astype(bool) if flag else values for values, flag in pairs))
 
 
-def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor) -> None:
+class Birth(NamedTuple):
+    """Newborn seeds of a slot that share their blueprint."""
+
+    slot: int
+    code: int  # of the blueprint
+    rows: Tensor  # int64 [n], env numbers
+    multiply: Tensor  # bool [n], whether they blend by multiplying
+
+
+class Claims(NamedTuple):
+    """Rows that an env-step begins anew."""
+
+    births: list[Birth]
+    cleared: list[Tensor]  # int64, by slot: envs whose momentum starts afresh
+
+
+def claims_of(shape: HostShape, active_seeds: ActiveSeeds) -> Claims:
+    """The claims of an env-step in which these seeds run, with their numbers on the host."""
+    births = []
+    for slot, spec in enumerate(shape.slots):
+        newborn = active_seeds.newborn[:, slot]
+        for code in np.unique(active_seeds.blueprint[newborn, slot]).tolist():
+            kind = shape.blueprint(code)
+            if kind.topology != spec.topology:
+                message = f"{kind.name} takes {kind.topology}: slot {spec.name} has {spec.topology}"
+                raise ValueError(message)
+            rows = np.flatnonzero(newborn & (active_seeds.blueprint[:, slot] == code))
+            multiply = active_seeds.blend[rows, slot] == Blend.MULTIPLY
+            births.append(Birth(slot, code, staged(rows), multiply=staged(multiply)))
+    cleared = [staged(np.flatnonzero(fresh)) for fresh in active_seeds.fresh_momentum.T]
+    return Claims(births, cleared)
+
+
+def claim_(weights: TensorDict, shape: HostShape, claims: Claims, keys: Tensor) -> None:
     """Initialise the rows of newborn seeds and clear the momentum rows that must start afresh, by
     the streams `keys` (int64 [N]) of this env-step; every slot takes a sub-stream of its own.
     """
-    births = []
-    arrays: list[np.ndarray] = []
-    for slot, spec in enumerate(shape.slots):
-        for code in np.unique(active_seeds.blueprint[active_seeds.newborn[:, slot], slot]):
-            kind = shape.blueprint(int(code))
-            if not kind.fits(spec):
-                message = f"{kind.name} takes {kind.topology}: slot {spec.name} has {spec.topology}"
-                raise ValueError(message)
-            is_new = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
-            births.append((slot, kind))
-            arrays += np.flatnonzero(is_new), active_seeds.blend[is_new, slot] == Blend.MULTIPLY
-    cleared = [np.flatnonzero(fresh) for fresh in active_seeds.fresh_momentum.T]
-    uploaded = iter(upload([*arrays, *cleared], keys.device))
-    for slot, kind in births:
+    for slot, code, rows, multiply in claims.births:
         spec = shape.slots[slot]
+        kind = shape.blueprint(code)
         params = weights["seeds", spec.name, "params"]
-        rows = next(uploaded)
         slot_keys = streams.fold(keys[rows], slot)
         seed_keys = streams.fold(slot_keys, 0)
-        seed = initial_seeds(
-            kind, spec.channels, seed_keys, multiply=next(uploaded), dtype=params.dtype
-        )
+        seed = initial_seeds(kind, spec.channels, seed_keys, multiply=multiply, dtype=params.dtype)
         gap = seed.new_zeros(len(seed), row_layout(shape, slot).seed - seed.shape[1])
         gate = gate_table(spec.channels).initial(streams.fold(slot_keys, 1), params.dtype)
         params.index_copy_(0, rows, torch.cat([seed, gap, gate], dim=1))
-    for spec, rows in zip(shape.slots, uploaded, strict=True):
+    for spec, rows in zip(shape.slots, claims.cleared, strict=True):
         if rows.numel():
             weights["seeds", spec.name, "momentum"].index_fill_(0, rows, 0.0)

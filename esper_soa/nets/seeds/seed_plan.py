@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.system.transfers import upload
+from esper_soa.system.transfers import staged
 from esper_soa.vocabulary import Blend, Stage
 
 THROUGH = 0  # of SeedPlan.blend: the straight-through pass, behind a host that does not notice
@@ -53,10 +52,9 @@ class Group(NamedTuple):
     rows: Tensor  # int64 [m], env numbers
 
 
-def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> tuple[Tensor, list[Group]]:
-    """Env numbers `envs` of a chunk, and the groups of its running seeds, slot by slot."""
-    kinds = []
-    arrays = [envs]
+def groups_of(plan: SeedPlan, envs: np.ndarray) -> list[Group]:
+    """The running seeds of a chunk of envs, slot by slot, with their numbers on the host."""
+    groups = []
     part = SeedPlan(*(facts[envs] for facts in plan))
     code = part.blueprint * (Blend.GATE + 1) + part.blend
     for flag in (part.detached, part.frozen, part.measured):
@@ -65,11 +63,6 @@ def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> tuple[T
         for value in np.unique(code[part.running[:, slot], slot]):
             nets = np.flatnonzero(part.running[:, slot] & (code[:, slot] == value))
             kind = [facts[nets[0], slot].item() for facts in part[1:]]
-            kinds.append((slot, *kind))
-            arrays += nets, envs[nets]
-    numbers, *placed = upload(arrays, device)
-    groups = [
-        Group._make((*kind, None if len(nets) == envs.size else nets, rows))
-        for kind, nets, rows in zip(kinds, placed[::2], placed[1::2], strict=True)
-    ]
-    return numbers, groups
+            places = None if nets.size == envs.size else staged(nets)
+            groups.append(Group._make((slot, *kind, places, staged(envs[nets]))))
+    return groups

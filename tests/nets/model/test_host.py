@@ -121,21 +121,16 @@ def born(
     """Germinate a conv_light seed in the slots where `rows` [N, S] has 1."""
     flags = {"newborn": np.array(rows, bool), "fresh_momentum": np.array(rows, bool)}
     seeds = seeds_where(rows, Stage.GERMINATED, Blueprint.CONV_LIGHT, blend, **flags)
-    pools.claim_(weights, shape, seeds, keys)
+    pools.claim_(weights, shape, pools.claims_of(shape, seeds), keys)
 
 
 def test_a_seed_of_another_kind_of_features_is_refused() -> None:
-    shape, weights = fresh(TaskConfig(base_channels=4), 1)
+    shape, _ = fresh(TaskConfig(base_channels=4), 1)
     seeds = seeds_where(
         [[True, False]], Stage.GERMINATED, Blueprint.LORA, Blend.ADD, newborn=[[True, False]]
     )
     with pytest.raises(ValueError, match="lora takes sequences: slot r0c0 has images"):
-        pools.claim_(
-            weights,
-            shape._replace(blueprints=SEQUENCE_BLUEPRINTS),
-            seeds,
-            env_keys(streams.SEED_INIT, 1),
-        )
+        pools.claims_of(shape._replace(blueprints=SEQUENCE_BLUEPRINTS), seeds)
 
 
 def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate() -> None:

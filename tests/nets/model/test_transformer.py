@@ -45,7 +45,7 @@ from esper_soa.training.loop.build import build_world
 from esper_soa.training.results.profile import PhaseProfile
 from esper_soa.vocabulary import SEQUENCE_BLUEPRINTS as CODES
 from esper_soa.vocabulary import Blend, Stage
-from tests.builders.tiny_world import CPU, seeds_where
+from tests.builders.tiny_world import CPU, planned, seeds_where
 
 TOKENS, LENGTH, BATCH, BATCHES = 13, 6, 3, 2
 SIZES = TransformerConfig(width=8, layers=2, heads=2, context=LENGTH, segments=2)
@@ -90,7 +90,7 @@ def case():
     code, blend = np.array(KINDS)[:, None].transpose(2, 0, 1)
     born = {"newborn": True, "fresh_momentum": True, "ablated": True}
     active = seeds_where(np.ones((count, 1)), Stage.BLENDING, code, blend, **born)
-    pools.claim_(weights, SHAPE, active, keys)
+    pools.claim_(weights, SHAPE, pools.claims_of(SHAPE, active), keys)
     for rows in (weights["host", "params"], weights["seeds", "r0c0", "params"]):
         draws = streams.uniform(keys[:, None], torch.arange(rows.shape[1]), torch.float64)
         rows += 0.3 * (draws - 0.5)  # what begins at 0 too
@@ -127,7 +127,8 @@ def test_all_blueprints_and_blends_train_as_plain_modules_in_a_loop(case) -> Non
     nets, weights, alpha, active = case
     networks = [plain(weights, env) for env in range(len(KINDS))]
     feed = OneText()
-    report = TorchEngine().train_(nets, weights, alpha, active, feed, BATCHES)
+    plan = planned(TorchEngine(), nets, active)
+    report = TorchEngine().train_(nets, weights, alpha, plan, feed, BATCHES)
     for env, net in enumerate(networks):
         momentum: dict[str, Tensor] = {}
         losses = []
@@ -154,7 +155,8 @@ def test_subset_rows_are_plain_modules_with_and_without_the_seed(case) -> None:
     nets, weights, alpha, active = case
     feed = OneText()
     answers = torch.zeros(len(KINDS), BATCHES * BATCH, dtype=torch.int8)
-    report = TorchEngine().validate(nets, weights, alpha, active, feed, answers=answers)
+    plan = planned(TorchEngine(), nets, active)
+    report = TorchEngine().validate(nets, weights, alpha, plan, feed, answers=answers)
     assert report.subset.tolist() == [[1, 0]] * len(KINDS)
     x = feed.tokens[..., :-1].flatten(0, 1)
     y = torch.cat([labels[:, 0] for _, labels in feed.batches(torch.arange(1), 9)])
@@ -180,7 +182,7 @@ def test_native_kernels_come_to_what_torch_does_in_double_precision(case, stage:
         (SequenceEngine(EngineChoice(True, ""), TorchEngine()), torch.float32),
     ):
         own = weights.clone().to(dtype)
-        given = nets, own, alpha, active, OneText()
+        given = nets, own, alpha, planned(engine, nets, active), OneText()
         answers = torch.zeros(len(KINDS), BATCHES * BATCH, dtype=torch.int8)
         reports = engine.train_(*given, BATCHES), engine.validate(*given, answers=answers)
         rows = {str(name): one for name, one in own.flatten_keys(".").items() if one.numel()}
@@ -240,7 +242,8 @@ def test_a_seed_in_training_is_not_noticed_and_one_that_blends_is_felt_by_the_ho
         seeds = seeds_where(running, stage or Stage.EMPTY, kind, np.array([[Blend.ADD]]))
         chunk = nets._replace(env_chunk=1, detached_stages=(Stage.TRAINING,) if detached else ())
         level = alpha[:1] * (stage == Stage.BLENDING)
-        TorchEngine().train_(chunk, own, level, seeds, OneText(), 1)
+        plan = planned(TorchEngine(), chunk, seeds)
+        TorchEngine().train_(chunk, own, level, plan, OneText(), 1)
         gradients.append(own["host", "momentum"])
     assert torch.equal(gradients[0], gradients[1])
     assert (gradients[0] - gradients[2]).norm() > 1e-3

@@ -25,7 +25,8 @@ from esper_soa.nets.model.host import (
 from esper_soa.nets.model.user_module import Factory
 from esper_soa.nets.model.user_parts import host_findings, task_shape, task_slots
 from esper_soa.nets.model.user_segment import UserHost
-from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
+from esper_soa.nets.passes import StepPlan
+from esper_soa.nets.seeds.pools import slot_seeds
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
 from esper_soa.runtime.memory import needs
@@ -53,11 +54,12 @@ def settings(name: str, envs: int = 3, steps: int = 9, **changed: object) -> Tra
     return replace(tiny_settings(envs, 2, steps), **given)  # type: ignore[arg-type]
 
 
-def trained(world: World) -> tuple[ActiveSeeds, Tensor]:
+def trained(world: World) -> tuple[StepPlan, Tensor]:
     """Two batches of training at the start of a round; what runs in it, and alpha."""
     state = world.start_round(0)
-    active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
     rules = world.rules
+    seeds = slot_seeds(state.slots, state.ramp, False)
+    active = rules.engine.claim_(rules.setup, world.weights, seeds, world.seed_keys(0))
     feed = world.work(0).training
     rules.engine.train_(rules.setup, world.weights, state.slots.alpha, active, feed, 2)
     return active, state.slots.alpha

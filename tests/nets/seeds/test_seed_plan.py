@@ -6,7 +6,7 @@ import torch
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.seed_plan import THROUGH, Group, SeedPlan, groups_of, seed_plan
 from esper_soa.vocabulary import Blend, Blueprint, Stage
-from tests.builders.tiny_world import CPU, seeds_where
+from tests.builders.tiny_world import seeds_where
 
 DETACHED = (Stage.TRAINING, Stage.BLENDING)
 
@@ -45,7 +45,7 @@ def test_in_validation_only_what_can_be_seen_runs() -> None:
 def test_seeds_that_do_the_same_run_together_slot_by_slot() -> None:
     drawn = active_seeds()
     drawn.frozen[2, 0] = False  # envs 1 and 2 do the same now
-    _, found = groups_of(training_plan(drawn), np.array([1, 2, 3]), CPU)
+    found = groups_of(training_plan(drawn), np.array([1, 2, 3]))
     facts = [group[:6] for group in found]
     norm = Blueprint.NORM
     assert facts == [
@@ -61,7 +61,7 @@ def test_seeds_that_differ_in_one_fact_alone_do_not_run_together() -> None:
     stages = np.array([[Stage.BLENDING], [Stage.HOLDING], [Stage.TRAINING], [Stage.BLENDING]])
     blueprints = np.array([[4], [4], [5], [5]])
     seeds = seeds_where(np.ones((4, 1)), stages, blueprints, Blend.GATE)
-    _, found = groups_of(seed_plan(seeds, seeds.running, ()), np.arange(4), CPU)
+    found = groups_of(seed_plan(seeds, seeds.running, ()), np.arange(4))
     assert sorted((*group[1:3], group.measured) for group in found) == [
         (4, Blend.GATE, False),
         (4, Blend.GATE, True),
@@ -71,7 +71,7 @@ def test_seeds_that_differ_in_one_fact_alone_do_not_run_together() -> None:
 
 
 def test_a_group_of_the_whole_chunk_names_no_places() -> None:
-    _, (group,) = groups_of(training_plan(active_seeds()), np.array([1]), CPU)
+    (group,) = groups_of(training_plan(active_seeds()), np.array([1]))
     assert isinstance(group, Group)
     assert group.nets is None
     assert group.rows.tolist() == [1]

@@ -20,7 +20,7 @@ from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.setup import Setup
 from esper_soa.system import streams
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
-from tests.builders.tiny_world import CPU, seeds_where
+from tests.builders.tiny_world import CPU, planned, seeds_where
 
 BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
 KINDS = [(blueprint, blend) for blueprint in CNN_BLUEPRINTS for blend in BLENDS]
@@ -88,14 +88,15 @@ def grown(stage: int) -> tuple[Setup, TensorDict, Tensor, ActiveSeeds]:
     born = {"newborn": True, "fresh_momentum": True, "ablated": alpha > 0}
     active_seeds = seeds_where(np.ones((count, 1)), stage, blueprint, blend, **born)
     keys = streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count))
-    pools.claim_(weights, shape, active_seeds, keys)
+    pools.claim_(weights, shape, pools.claims_of(shape, active_seeds), keys)
     return Setup(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, active_seeds
 
 
 def epoch(case: tuple[Setup, TensorDict, Tensor, ActiveSeeds]) -> TrainReport:
     """Two steps on the two batches."""
     nets, weights, alpha, active_seeds = case
-    return TorchEngine().train_(nets, weights, alpha, active_seeds, OneSet(), BATCHES)
+    plan = planned(TorchEngine(), nets, active_seeds)
+    return TorchEngine().train_(nets, weights, alpha, plan, OneSet(), BATCHES)
 
 
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])

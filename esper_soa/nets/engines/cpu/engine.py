@@ -23,9 +23,9 @@ from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
 from esper_soa.nets.model.head import MEAN_LINEAR
 from esper_soa.nets.model.host import HostShape, foreign_segments
 from esper_soa.nets.needs import Need, training_needs
-from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
+from esper_soa.nets.passes import Gradients, Measure, Pass, Piece, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import row_layout
-from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
+from esper_soa.nets.seeds.seed_plan import THROUGH, Group, SeedPlan
 from esper_soa.nets.seeds.subsets import Job
 from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import Rules
@@ -165,19 +165,21 @@ class CpuEngine(PieceEngine):
         """Needs of networks that each worker takes in place, one after the other."""
         return training_needs(setup, in_place=True)
 
+    def groups(self, plan: SeedPlan, envs: np.ndarray) -> list[Group]:
+        """None: the kernels read the plan."""
+        return []
+
     def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
         setup = shared.setup
         networks = _networks(shared, training_seeds(setup.shape, shared.plan))
         moves = [records.sgd_of(rule, shared.alpha.shape[0]) for rule in (rules.host, rules.seed)]
         crops_of_batches = crops_of(shared.feed)
 
-        def train_chunk_(
-            envs: np.ndarray, gradients: Gradients, call: Call
-        ) -> tuple[Tensor, Tensor]:
-            numbers = torch.from_numpy(envs)
+        def train_chunk_(piece: Piece, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
+            envs = piece.envs
             loss = torch.zeros(envs.size, dtype=torch.float32)
             correct = torch.zeros(envs.size, dtype=torch.int64)
-            crops = crops_of_batches(numbers, 0, num_batches)
+            crops = crops_of_batches(piece.rows, 0, num_batches)
             images = crops.first.shape[1]
             steps = num_batches // setup.accumulate
             parts = (each.split(images // steps, 1) for each in (crops.first, crops.labels))
@@ -208,10 +210,10 @@ class CpuEngine(PieceEngine):
         networks = _networks(shared, validation_seeds(shared.setup.shape, shared.plan))
         crops_of_envs = crops_of(shared.feed)
 
-        def measure(job: Job, call: Call) -> tuple[Tensor, Tensor]:
-            envs = job.envs
+        def measure(job: Job, piece: Piece, call: Call) -> tuple[Tensor, Tensor]:
+            envs = piece.envs
             codes = np.array(job.codes, dtype=np.int64)
-            crops = crops_of_envs(torch.from_numpy(envs))
+            crops = crops_of_envs(piece.rows)
             first = crops.first.contiguous()
             loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
             correct = torch.zeros(envs.size, codes.size, dtype=torch.int64)
@@ -233,7 +235,7 @@ class CpuEngine(PieceEngine):
             records.point(record, held, orders=len(first))
             records.call("validate_networks", record)
             if shared.answers is not None:
-                shared.answers[torch.from_numpy(envs)] = right.to(shared.answers.dtype)
+                shared.answers[piece.rows] = right.to(shared.answers.dtype)
             return loss / counts, 100.0 * correct.to(STATE_FLOAT) / counts[:, None]
 
         return measure

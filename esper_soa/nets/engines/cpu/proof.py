@@ -19,7 +19,7 @@ from esper_soa.config.nets import TaskConfig, TransformerConfig, host_slots, sor
 from esper_soa.nets.data.batches import BatchSource, Draw
 from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.data.text import text_set
-from esper_soa.nets.engine import Engine, EngineChoice
+from esper_soa.nets.engine import EngineChoice
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
@@ -243,7 +243,7 @@ def differences(case: Case, exact: PieceEngine, seed: int = 1) -> Iterator[tuple
         yield name, float((actual[name] - expected).abs().max()) / scale
 
 
-def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+def results(engine: PieceEngine, case: Case, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
     """Weights after a step, its report, and validation on samples by env and on shared samples."""
     count = len(case.codes)
     kinds = np.array(case.codes)[:, None]
@@ -264,14 +264,15 @@ def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[s
         Draw(order, torch.arange(count), 0, batch_size=PROOF_BATCH, augment=True), dtype
     )
     alpha = torch.full(kinds.shape, 0.6, dtype=torch.float64)
-    trained = engine.train_(setup, weights, alpha, seeds, feed, 1)
+    plan = engine.plan(setup, seeds)
+    trained = engine.train_(setup, weights, alpha, plan, feed, 1)
     rows = weights.flatten_keys(".").items()
     outputs = {name: values for name, values in rows if values.numel()}
     outputs |= {"loss": trained.loss, "accuracy": trained.accuracy}
     outputs["gradients"] = trained.gradients.l2
     for name, order_used in (("own", order), ("shared", order[0])):
         samples = case.samples.validation(order_used, dtype)
-        validation = engine.validate(setup, weights, alpha, seeds, samples)
+        validation = engine.validate(setup, weights, alpha, plan, samples)
         outputs[f"{name} validation loss"] = validation.loss
         outputs[f"{name} validation"] = validation.accuracy
     return outputs

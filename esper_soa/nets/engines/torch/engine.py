@@ -9,7 +9,6 @@ every host its own gradient. In validation seeds run only in the rows in which t
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,8 +18,7 @@ from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import EngineChoice
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.model.host import evaluate_loss, fold_batch_norm, train_loss
-from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
-from esper_soa.nets.seeds.seed_plan import groups_of
+from esper_soa.nets.passes import Gradients, Measure, Pass, Piece, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.seeds import SeedFiller, TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.seeds.subsets import Branch, Job
 from esper_soa.nets.sgd import Rules, update_
@@ -31,12 +29,12 @@ from esper_soa.system.threads import Call
 class TrainingChunk:
     """Weights of a few envs in training: copies, as other chunks of the memory may train too."""
 
-    def __init__(self, shared: Pass[TrainingFeed], rules: Rules, envs: np.ndarray) -> None:
+    def __init__(self, shared: Pass[TrainingFeed], rules: Rules, piece: Piece) -> None:
         self.shared = shared
         weights = shared.weights
         shape = shared.setup.shape
         device = shared.alpha.device
-        self.env_numbers, groups = groups_of(shared.plan, envs, device)
+        envs, self.env_numbers, groups = piece
         self.rules = [rule.of(self.env_numbers) for rule in rules]
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
@@ -169,12 +167,14 @@ class SubsetSeeds(SeedFiller):
 
 
 @torch.no_grad()
-def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor, Tensor]:
+def measure(
+    shared: Pass[ValidationFeed], job: Job, piece: Piece, call: Call
+) -> tuple[Tensor, Tensor]:
     """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
     setup = shared.setup
     shape = setup.shape
     device = shared.alpha.device
-    envs, groups = groups_of(shared.plan, job.envs, device)
+    _, envs, groups = piece
     host = shared.weights["host"]
     params = shape.parameters.unpack(host["params"].index_select(0, envs))
     statistics = shape.statistics.unpack(host["statistics"].index_select(0, envs))
@@ -211,10 +211,8 @@ class TorchEngine(PieceEngine):
     def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
         setup = shared.setup
 
-        def train_chunk_(
-            envs: np.ndarray, gradients: Gradients, call: Call
-        ) -> tuple[Tensor, Tensor]:
-            chunk = TrainingChunk(shared, rules, envs)
+        def train_chunk_(piece: Piece, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
+            chunk = TrainingChunk(shared, rules, piece)
             for step in range(num_batches // setup.accumulate):
                 measured = step % setup.task.gradient_stride == 0
                 chunk.step_(step, gradients if measured else None, call)

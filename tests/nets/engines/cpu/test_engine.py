@@ -40,7 +40,7 @@ from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
-from tests.builders.tiny_world import CPU, seeds_where, silence_hosts_, tiny_settings
+from tests.builders.tiny_world import CPU, planned, seeds_where, silence_hosts_, tiny_settings
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -175,9 +175,10 @@ def played(
     weights = world.weights.clone().to(dtype)
     alpha = alphas(active_seeds)
     training, validation = (feed._replace(dtype=dtype) for feed in (work.training, work.validation))
-    trained = runs.train_(nets, weights, alpha, active_seeds, training, work.num_batches)
+    plan = planned(runs, nets, active_seeds)
+    trained = runs.train_(nets, weights, alpha, plan, training, work.num_batches)
     answers = torch.zeros(NUM_ENVS, validation.order.shape[-1], dtype=torch.int16)
-    given = nets, weights, alpha, active_seeds, validation
+    given = nets, weights, alpha, plan, validation
     tested = runs.validate(*given, answers=answers)
     return Outcome(weights, trained, tested, answers)
 
@@ -437,7 +438,8 @@ def test_nan_is_the_maximum_of_its_window_wherever_it_stands_as_in_torch(channel
     images = validation._replace(bank=bank._replace(lines=lines, values=values), order=order)
     none = seeds_of(1, Stage.BLENDING, Blend.ADD, num_slots(world), slots=())
     rules = world.rules
-    tested = rules.engine.validate(rules.setup, world.weights, alphas(none), none, images)
+    plan = planned(rules.engine, rules.setup, none)
+    tested = rules.engine.validate(rules.setup, world.weights, alphas(none), plan, images)
     windows = torch.zeros(4, 4).fill_diagonal_(float("nan")).view(4, 1, 2, 2)
     pooled = functional.max_pool2d(windows, 2).flatten()
     assert tested.loss.isnan().tolist() == [*pooled.isnan().tolist(), False, False]
