@@ -9,6 +9,7 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.system.streams import DROPOUT, MINIBATCH, stream_keys, uniform
+from esper_soa.system.transfers import move, move_leaves, upload
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
@@ -146,8 +148,8 @@ class Learner:
         resets = [self.reduction.gather([rollout.rows.reset], dim=1)[0] for rollout in rollouts]
         starts = [segment_starts(reset) for reset in resets]
         batches, summary = self.prepare_(*rollouts)
-        weights = torch.tensor(plan.weights, dtype=torch.float32)
-        on_device = objective.Coefficients(*weights.to(self.device, non_blocking=True).unbind())
+        (weights,) = upload([np.array(plan.weights, dtype=np.float32)], self.device)
+        on_device = objective.Coefficients(*weights.unbind())
         step = partial(self._step_, plan, starts)
         if self.steps is not None:
             step = partial(captured_call, self.steps, (plan.name, *map(tuple, starts)), step)
@@ -227,7 +229,7 @@ class Learner:
             keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs=envs)
             order = uniform(keys, torch.zeros_like(envs), torch.float64).argsort()
             parts = [self.reduction.local_envs(part) for part in order.tensor_split(count)]
-            local = before + torch.cat(parts).to(self.device, non_blocking=True)
+            (local,) = move([before + torch.cat(parts)], self.device)
             columns.append(local.split([len(part) for part in parts]))
         return [list(minibatch) for minibatch in zip(*columns, strict=True)]
 
@@ -331,4 +333,4 @@ class Learner:
         self.skipped = state["skipped"]
 
     def _to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        return move_leaves(dict(tensors), self.device)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.state import Action, Decision, EnvState, View, chosen
 from esper_soa.system.errors import check, check_choice
+from esper_soa.system.transfers import upload
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, AlphaMode, Op, Stage
 
 MIN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
@@ -290,7 +292,7 @@ def as_decision(action: Action) -> Decision:
 @lru_cache(maxsize=64)
 def _constants(values: tuple[int, ...], device: torch.device) -> Tensor:
     """`values` as int64 on the device, where they stay."""
-    return torch.tensor(values).to(device, non_blocking=True)
+    return upload([np.array(values)], device)[0]
 
 
 def _column(setting: Tensor | float) -> Tensor | float:

@@ -16,7 +16,7 @@ from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import STATE_FLOAT, stage_in
 from esper_soa.system import streams
 from esper_soa.system.errors import UserError, check
-from esper_soa.system.transfers import move_leaves
+from esper_soa.system.transfers import move_leaves, move_records
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 PROBED_ENVS = 5
@@ -81,10 +81,13 @@ def _versions(inputs: RewardInputs) -> list[int]:
 
 def changed_inputs(given: RewardInputs, inputs: RewardInputs) -> list[str]:
     """Messages on what a reward has written into a copy `given` of its `inputs`."""
+    records = list(given.values()), list(inputs.values())
+    found, wanted = move_records(records, torch.device("cpu"))
+    parts = zip(given.keys(), records[0], found, wanted, strict=True)
     return [
         f"it changes its input {name} in place"
-        for name, part in given.items()
-        if part._version or not torch.equal(part, inputs.get(name))
+        for name, part, *values in parts
+        if part._version or not torch.equal(*values)
     ]
 
 

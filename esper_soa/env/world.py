@@ -28,6 +28,7 @@ from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import rules_of
 from esper_soa.state import STATE_FLOAT, EnvState
 from esper_soa.system import streams
+from esper_soa.system.transfers import move
 from esper_soa.vocabulary import HEADS, Stage
 
 # Numbers of heads, env-step after env-step, that a stream draws side by side; those of further
@@ -166,27 +167,34 @@ class World:
             name: ENV_SETTINGS[name].named(settings[name], values[name].tolist())
             for name in rules.differing
         }
-        self.values = {
-            name: self.reduction.rows_here(value).to(self.device) for name, value in values.items()
-        }
-        self.kernel_values = tuple(self.values[name] for name in rules.kernel_settings)
-        # env-steps of episodes, each length once, and the place there of every env here
-        self.num_steps: Sequence[int] = [rules.max_steps]
-        self.place_of_length = self.envs
+        self.num_steps = rules.max_steps  # of the episodes, where these do not differ
+        factors: list[Tensor] = []
         if EPISODE_LENGTH in values:
             steps = episode_lengths(values[EPISODE_LENGTH], rules.max_steps)
             different, places = steps.unique(return_inverse=True)
-            self.num_steps = different.tolist()
-            self.place_of_length = self.reduction.rows_here(places)
+            self.num_steps = different[0].item()
+            if len(different) > 1 and self.setup.task.lr_schedule != "constant":
+                table = self._rate_factors(different.tolist())
+                factors = [table, self.reduction.rows_here(places)]
+        rows = map(self.reduction.rows_here, values.values())
+        here = move([*rows, *factors], self.device)
+        self.values = dict(zip(values, here, strict=False))
+        self.factors = here[len(values) :]
+        self.kernel_values = tuple(self.values[name] for name in rules.kernel_settings)
+
+    def _rate_factors(self, lengths: Sequence[int]) -> Tensor:
+        """Factors of the learning rates at all env-steps of episodes so long, float64 [T, .]."""
+        schedule = self.setup.task.lr_schedule
+        steps = range(self.rules.max_steps)
+        factors = [[lr_factor(schedule, step, length) for length in lengths] for step in steps]
+        return torch.tensor(factors, dtype=STATE_FLOAT)
 
     def _rate_factor(self, step: int) -> float | Tensor:
         """Factor of the learning rates, float64 [N, 1] where episodes differ in length."""
-        schedule = self.setup.task.lr_schedule
-        factors = [lr_factor(schedule, step, num_steps) for num_steps in self.num_steps]
-        if len(factors) == 1 or schedule == "constant":
-            return factors[0]
-        by_env = torch.tensor(factors, dtype=STATE_FLOAT)[self.place_of_length, None]
-        return by_env.to(self.device)
+        if self.factors:
+            table, places = self.factors
+            return table[step][places, None]
+        return lr_factor(self.setup.task.lr_schedule, step, self.num_steps)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data.batches import Draw, SampleSpec, TrainingFeed, ValidationFeed
 from esper_soa.system.streams import integers
+from esper_soa.system.transfers import move
 
 CROP_PADDING = 4  # black pixels around a training image, before normalisation
 NUM_SHIFTS = 2 * CROP_PADDING + 1  # places of a crop along one side
@@ -80,8 +81,7 @@ def normalisation(mean: Means, std: Means, device: torch.device) -> tuple[Tensor
     """Scale, offset [., 3] that make (value in [0, 1] - mean) / std of bytes, and that of each."""
     means = torch.tensor(mean, dtype=torch.float64)
     stds = torch.tensor(std, dtype=torch.float64)
-    scale = (1 / (255 * stds)).float().to(device)
-    offset = (-means / stds).float().to(device)
+    scale, offset = move([(1 / (255 * stds)).float(), (-means / stds).float()], device)
     levels = torch.arange(256.0, device=device)
     return scale, offset, levels.mul(scale[..., None]).add(offset[..., None])
 

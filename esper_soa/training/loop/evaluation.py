@@ -26,6 +26,7 @@ from esper_soa.runtime.memory import memory_errors
 from esper_soa.system.errors import RunMemoryError, SettingError, UserError, one_line
 from esper_soa.system.files import write_text
 from esper_soa.system.json_lines import write_json
+from esper_soa.system.transfers import move_module_
 from esper_soa.training.files.run_folder import damaged_newer, find_checkpoint
 from esper_soa.training.files.saved_run import SavedRun, SavedTask, read_run
 from esper_soa.training.files.session import Session
@@ -92,7 +93,8 @@ def build_agent(name: str, settings: PolicyConfig, world: World, checkpoint_run:
         settings, shape.slots, world.setup.seed, num_blueprints=num_codes(shape.blueprints)
     )
     restore_policy(policy, checkpoint_run)
-    return policy.to(world.device)
+    move_module_(policy, world.device)
+    return policy
 
 
 def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:

@@ -8,7 +8,8 @@ from torch import Tensor
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.nets.seeds.pools import SlotSeeds
-from esper_soa.state import STATE_FLOAT
+from esper_soa.state import STATE_FLOAT, stage_in
+from esper_soa.system.transfers import move
 from esper_soa.training.results.metrics import RoundResult
 from esper_soa.vocabulary import RUNNING_STAGES
 
@@ -31,9 +32,9 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     """
     setup = world.setup
     engine = world.rules.engine
-    here = (world.reduction.rows_here(part).to(world.device) for part in hosts[:4])
-    stage, blueprint, blend, alpha = here
-    running = torch.isin(stage, stage.new_tensor(RUNNING_STAGES))
+    here = [world.reduction.rows_here(part) for part in hosts[:4]]
+    stage, blueprint, blend, alpha = move(here, world.device)
+    running = stage_in(stage, RUNNING_STAGES)
     none = torch.zeros_like(running)
     visible = running & (alpha > 0)
     over = none if world.rules.early_stop.enabled else None

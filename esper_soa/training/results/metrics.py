@@ -243,7 +243,7 @@ class MetricsAccumulator:
         before, after = self.newest or (state, state)
         return {
             "terms": sums.terms,
-            "env_steps": sums.rows.new_tensor([self.env_steps]),
+            "env_steps": sums.rows.new_full((1,), self.env_steps),
             "ops": sums.ops,
             "successes": sums.successes,
             "rows": sums.rows,

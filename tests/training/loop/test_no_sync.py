@@ -248,13 +248,14 @@ STEP_CODE = (
     "state.py",
 )
 # Functions that name the host: a copy there that is started and not waited for, buffers of a policy
-# that is being built, orders of Shapley values and a user's images before a run. What the native
-# kernels read is on the host anyway.
+# that is being built, orders of Shapley values and a user's images and reward before a run. What
+# the native kernels read is on the host anyway.
 HOST_NAMED = {
     ("training/results/metrics.py", "read_progress"),
     ("agent/policy.py", "__init__"),
     ("env/attribution.py", "shapley_orders"),
     ("nets/data/user_images.py", "check_images"),
+    ("env/user_reward.py", "changed_inputs"),
 }
 
 
