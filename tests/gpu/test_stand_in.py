@@ -1,5 +1,6 @@
 """Whole runs on a CUDA device made of host memory (stand_in_cuda.py): no race or misuse, and in no
-env-step or minibatch more waits of the host, and copies of pageable memory, than waits.yaml says.
+env-step or minibatch more waits of the host, copies of pageable memory and uploads than waits.yaml
+says.
 """
 
 import json
@@ -57,7 +58,8 @@ def test_a_run_on_a_gpu_misuses_nothing_and_waits_no_more_than_it_may(
 ) -> None:
     for report in reports_of(name, tmp_path):
         assert [row for row in report["rows"] if row[0] == "FAULT"] == []
-        for most, kind, word in (("waits", "wait", ""), ("pageable", "no wait", "pageable")):
+        for most, kind in (("waits", "wait"), ("pageable", "no wait"), ("pinned", "no wait")):
+            word = most * (kind == "no wait")
             rows = [row for row in report["rows"] if row[0] == kind and word in row[1]]
             often = [row for row in rows if row[-1] >= TURNS]
             assert sum(row[-1] // TURNS for row in often) <= CASES[name][most], often
