@@ -13,6 +13,7 @@ from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.data.batches import SampleCount, SampleSpec
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.model.host import MOST_INDEXED, HostShape, activation_elements
+from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.system.cores import usable_cores
@@ -21,6 +22,10 @@ from esper_soa.system.errors import check
 # training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
 CPU_CHUNK_IMAGES = 512
 CPU_EVAL_BATCH = 16
+# Multiplications of a training batch from which a module of a user is quicker env by env than under
+# vmap, whose grouped convolutions are slow on a CPU: below, calls cost more.
+ENV_PRODUCTS = 2**25
+ENV_EVAL_BATCH = 128  # of modules env by env, whose calls cost more than what leaves the caches
 GPU_EVAL_BATCH = 256
 THREADS_PER_CORE = 4  # most that may be asked for: more only wait for each other
 
@@ -69,8 +74,10 @@ def lay_out(setup: Setup, num_envs: int) -> Setup:
     inputs = setup.spec.elements
     validation_elements = activation_elements(setup.shape, inputs, rows)
     trained = setup.batch_size * activation_elements(setup.shape, inputs)
+    heavy = setup.batch_size * setup.shape.products >= ENV_PRODUCTS
+    by_env = device.type == "cpu" and heavy and isinstance(setup.shape.modules, UserHost)
     chunk = choose_env_chunk(
-        compute.env_chunk,
+        compute.env_chunk or int(by_env),
         num_envs,
         setup.batch_size,
         device=device,
@@ -79,7 +86,9 @@ def lay_out(setup: Setup, num_envs: int) -> Setup:
     return setup._replace(
         num_envs=num_envs,
         env_chunk=chunk,
-        eval_batch=choose_eval_batch(device, elements=chunk * validation_elements),
+        eval_batch=ENV_EVAL_BATCH
+        if by_env and chunk == 1
+        else choose_eval_batch(device, elements=chunk * validation_elements),
         workers=choose_workers(compute.workers, -(-num_envs // chunk), device),
         precision=choose_precision(compute.precision, device).dtype,
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from esper_soa.config.env import AttributionConfig
+from esper_soa.config.nets import TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.nets import setup as layouts
 from esper_soa.nets.data.datasets import sample_spec
@@ -50,6 +51,22 @@ def test_the_chunk_of_envs_suits_the_device_and_never_exceeds_the_envs(
     setting: int, envs: int, batch_size: int, device: torch.device, cores: int, chunk: int
 ) -> None:
     assert choose_env_chunk(setting, envs, batch_size, device, cores=cores) == chunk
+
+
+def test_large_modules_of_users_are_trained_env_by_env_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layouts, "usable_cores", lambda: 2)
+
+    def layout(host: str, batch_size: int, chunk: int = 0) -> tuple[int, int]:
+        cfg = TrainConfig(envs=6, slots=["r0c1"], compute=ComputeConfig(env_chunk=chunk))
+        task = TaskConfig(host=f"hosts_of_users:{host}")
+        many = replace(cfg, task=task, batch_size=batch_size, train_samples=batch_size)
+        return layout_of(many, CPU)[:2]
+
+    assert layout("staged", 512) == (1, 128)  # 84,580 multiplications an image
+    assert layout("staged", 256) == layout("refined", 256) == (2, 16)
+    assert layout("staged", 512, 3) == (3, 16)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "meta"])

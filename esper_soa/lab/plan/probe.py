@@ -25,7 +25,7 @@ from esper_soa.env.step import EnvRules, StepData
 from esper_soa.env.world import World
 from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
 from esper_soa.nets.needs import at_once
-from esper_soa.nets.setup import CPU_EVAL_BATCH, lay_out
+from esper_soa.nets.setup import lay_out
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.memory import check_room, free_memory, memory_errors, needs
 from esper_soa.runtime.ranks import keep_to_cores
@@ -152,7 +152,7 @@ def few_samples(world: World, data: StepData) -> StepData:
 
 def one_batch(world: World, data: StepData) -> StepData:
     """One optimiser step on batches of their size, which takes the memory of all."""
-    validation = data.validation.first(CPU_EVAL_BATCH)
+    validation = data.validation.first(world.setup.eval_batch)
     return data._replace(num_batches=world.setup.accumulate, validation=validation)
 
 

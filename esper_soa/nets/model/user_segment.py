@@ -27,6 +27,7 @@ class UserSegment(segments.SlotBehind):
     input_shape: segments.FeatureShape
     output_shape: segments.FeatureShape
     products: int
+    use: user_module.InputUse  # of features
     slot: int = -1
 
     kind = "user_module"
@@ -64,11 +65,12 @@ class UserSegment(segments.SlotBehind):
         assert isinstance(module, nn.Sequential)
         rows = zip(buffers, self.dtypes, strict=True)
         typed = [row if dtype.is_floating_point else row.to(dtype) for row, dtype in rows]
-        # Autocast does not reach into vmap: modules compute in the format of their weights.
+        # Modules compute in the format of their weights, without autocast.
         floats = [tensor.dtype for tensor in (*weights, *typed) if tensor.is_floating_point()]
         features = x.to((*floats, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, num_nets, *features.shape[2:]).transpose(0, 1)
-        return user_module.call_networks(module[self.number], weights, typed, x=features)
+        child = module[self.number]
+        return user_module.call_networks(child, weights, typed, x=features, use=self.use)
 
     def plain_parts(self) -> list[segments.PlainPart]:
         """The module by the name of what makes the host."""
@@ -125,6 +127,7 @@ def children_of(host: UserHost) -> tuple[UserSegment, ...]:
             input_shape=tuple(x.shape[1:]),
             output_shape=tuple(out.shape[1:]),
             products=products,
+            use=user_module.input_use(child, x),
         )
         children.append(segment)
         x = out

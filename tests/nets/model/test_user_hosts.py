@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hosts_of_users import SLOTS, Counting, Head, Staged, plain
@@ -22,19 +23,28 @@ from esper_soa.nets.model.host import (
     initial_hosts,
     train_loss,
 )
-from esper_soa.nets.model.user_module import Factory
+from esper_soa.nets.model.user_module import Factory, InputUse, call_networks
 from esper_soa.nets.model.user_parts import host_findings, task_shape, task_slots
-from esper_soa.nets.model.user_segment import UserHost
+from esper_soa.nets.model.user_segment import UserHost, children_of
 from esper_soa.nets.passes import StepPlan
-from esper_soa.nets.seeds.pools import slot_seeds
+from esper_soa.nets.seeds.pools import claim_, claims_of, slot_seeds
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
 from esper_soa.runtime.memory import needs
 from esper_soa.system import streams
 from esper_soa.system.errors import SettingError
 from esper_soa.training.loop.build import build_world, make_setup
+from esper_soa.vocabulary import Blend, Stage
 from tests.builders.lanes import some_of
-from tests.builders.tiny_world import CPU, assert_alone, random_round, rules_from, tiny_settings
+from tests.builders.tiny_world import (
+    CPU,
+    assert_alone,
+    planned,
+    random_round,
+    rules_from,
+    seeds_where,
+    tiny_settings,
+)
 
 HERE = "hosts_of_users"
 NETS = 3
@@ -214,6 +224,74 @@ def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
     """One network per forward pass, so that sums have one order: then to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     assert_alone(settings(name, compute=compute))
+
+
+def test_networks_that_are_trained_one_by_one_come_to_what_they_do_together() -> None:
+    """With seeds that are modules, AdamW and subset rows; to the bit with any number of workers."""
+    given = {"blueprints": ["parts_of_users:grouped"], "optimizer": "adamw", "host_lr": 0.001}
+    own = replace(settings("staged"), task=task("staged", **given), batch_size=4, train_samples=8)
+    every = np.ones((NETS, 2), dtype=bool)
+    found = []
+    for workers, chunk in ((1, 1), (2, 1), (1, NETS)):
+        compute = ComputeConfig(workers=workers, env_chunk=chunk)
+        world = build_world(replace(own, compute=compute), CPU)
+        setup, engine = world.rules.setup, world.rules.engine
+        world.start_round(0)
+        work = world.work(0)
+        code = setup.shape.blueprints[-1].code
+        born = seeds_where(every, Stage.GERMINATED, code, Blend.ADD, newborn=every)
+        claims = claims_of(setup.shape, born)
+        claim_(world.weights, setup.shape, claims, keys=work.seed_keys)
+        active = planned(engine, setup, seeds_where(every, Stage.BLENDING, code, Blend.ADD))
+        passes = setup, world.weights, torch.full((NETS, 2), 0.5, dtype=torch.float64), active
+        losses = engine.train_(*passes, work.training, 2)
+        checked = engine.validate(*passes, work.validation)
+        assert checked.accuracy.shape == (NETS, 4)
+        numbers = {"trained": losses.loss, "l2": losses.gradients.l2, "seen": checked.loss}
+        found.append(dict(world.weights.flatten_keys(".").items()) | numbers)
+    alone, shared, together = found
+    assert not torch.equal(alone["host.params"], together["host.params"])  # sums of other orders
+    for name, rows in alone.items():
+        torch.testing.assert_close(rows, together[name], rtol=1e-3, atol=2e-5, msg=name)
+        assert torch.equal(rows, shared[name]), name
+
+
+def test_a_module_called_for_a_network_keeps_its_number_format_and_the_features() -> None:
+    x = torch.randn(1, 2, 3, 8, 8)
+    before = x.clone()
+    writing = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 3))
+    values = [one.detach()[None] for one in writing.parameters()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _ = call_networks(writing, values, (), x, InputUse(True, writes=True))
+    torch.testing.assert_close(out, writing(x[0].clone()))
+    assert torch.equal(x, before)
+
+
+def test_a_buffer_with_two_names_is_that_of_the_network_under_both() -> None:
+    norm = nn.BatchNorm2d(3, affine=False)
+    norm.register_buffer("running_var", norm.running_mean)
+    rows = [torch.full((1, *one.shape), 4.0).to(one.dtype) for one in norm.buffers()]
+    x = torch.randn(1, 2, 3, 8, 8)
+    out, _ = call_networks(norm.eval(), (), rows, x, InputUse(False, writes=False))
+    torch.testing.assert_close(out, (x[0] - 4) / (4 + norm.eps) ** 0.5)
+
+
+class View(nn.Module):
+    """Features as vectors, which those in channels_last are not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_module_gets_images_in_the_memory_format_that_it_takes(writes: bool) -> None:
+    def make(classes: int) -> nn.Module:
+        head = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), View(), nn.Linear(900, classes))
+        return nn.Sequential(nn.ReLU(inplace=writes), head)
+
+    body, head = children_of(UserHost(make, CLASSES))
+    assert body.use == InputUse(channels_last=True, writes=writes)
+    assert head.use == InputUse(channels_last=False, writes=False)
 
 
 def test_a_rollback_gives_weights_and_buffers_back_of_the_envs_that_ask_for_it() -> None:

@@ -9,7 +9,12 @@ import torch
 from hosts_of_users import SLOTS
 
 import esper_soa
-from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
+from esper_soa.config.settings import (
+    ComputeConfig,
+    EvaluateConfig,
+    TrainConfig,
+    settings_from_mapping,
+)
 from esper_soa.grown.formats import save_code, save_pt2
 from esper_soa.simulator import Simulator
 from esper_soa.system.errors import SettingError, UserError
@@ -58,7 +63,8 @@ def with_host(name: str, **changed: object) -> TrainConfig:
 @pytest.mark.parametrize("name", ["staged", pytest.param("refined", marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path) -> None:
     """With a learning policy, and a control that trains what has grown from the start."""
-    cfg = with_host(name, control="static_final", rounds=3)
+    compute = ComputeConfig(workers=2, env_chunk=1)
+    cfg = with_host(name, control="static_final", rounds=3, compute=compute)
     fresh(cfg, tmp_path / "before")
     fresh(replace(cfg, rounds=2), tmp_path / "after")
     resumed(cfg, tmp_path / "after")
