@@ -241,8 +241,9 @@ def test_settings_of_a_stranger_look_nothing_up(
 def test_links_that_libraries_make_stay_in_their_folders(played: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(played, tmp_path / "run"))
     for name in LINKING_NAMES:
-        (run.path / name).mkdir()
+        (run.path / name / "run-1").mkdir(parents=True)
         (run.path / name / "latest-run").symlink_to("run-1")
+        (run.path / name / "run-1" / "debug.log").symlink_to(played / "log.txt")  # of an ended run
         run.check_plain()
         (run.path / name / "settings").symlink_to(played / "config.yaml")
         with pytest.raises(UserError, match=f"{name}/settings: a link"):

@@ -34,7 +34,7 @@ RESULT_FILES = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.j
 NUMBERED_FILE = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
 TIME_STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 # Names in the folder of a run or sweep that are no field of RunFolder, and to which some library
-# writes; in the folders of two of them the library itself makes links, to what is beside them.
+# writes; in the folders of two of them the library itself makes links.
 JOURNAL = "mlflow.db-journal"
 LIBRARY_NAMES = (
     "mlflow.db",
@@ -109,9 +109,10 @@ class RunFolder:
         ours = [path for path in entries if path.name in known or rounds_of(path) >= 0]
         outer = [path for path in ours if entries[path] == OTHER]
         for folder in (path for path in ours if entries[path] == FOLDER):
-            inside = find_not_plain([folder])
-            links = folder.name in LINKING_NAMES
-            outer += [path for path in inside if not (links and _leads_into(path, folder))]
+            if folder.name in LINKING_NAMES:
+                outer += _links_out(folder)
+            else:
+                outer += find_not_plain([folder])
         return outer
 
     def check_plain(self) -> None:
@@ -125,9 +126,17 @@ class RunFolder:
         _check_journal(self.path / JOURNAL)
 
 
-def _leads_into(path: Path, folder: Path) -> bool:
-    """Whether `path` is a link to what is, or will be, in the folder."""
-    return path.is_symlink() and Path(os.path.realpath(path)).is_relative_to(folder.resolve())
+def _links_out(folder: Path) -> list[Path]:
+    """Links of a library's folder that lead out of it, pipes and devices there; not those of ended
+    runs in folders below, which wandb leaves, with links to its cache, and opens no more.
+    """
+    odd = [path for path, kind in list_folder(folder).items() if kind == OTHER]
+    place = folder.resolve()
+    return [
+        path
+        for path in odd
+        if not (path.is_symlink() and Path(os.path.realpath(path)).is_relative_to(place))
+    ]
 
 
 def _check_journal(path: Path) -> None:
