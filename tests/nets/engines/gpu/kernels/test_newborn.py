@@ -10,6 +10,7 @@ from esper_soa.env.step import initial_state
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds.pools import allocate, claim_, claims_of, read_active_seeds, slot_seeds
+from esper_soa.system.transfers import move_records
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 from tests.builders.gpu_mixtures import DEVICE, ODD
 from tests.builders.tiny_world import tiny_rules
@@ -44,7 +45,8 @@ def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit() -> None:
     found = wanted.clone()
     keys = torch.randint(-(2**62), 2**62, (NUM_ENVS,), generator=g).to(DEVICE)
     seeds = slot_seeds(slots, state.ramp, ablate_fossils=False)
-    claim_(wanted, shape, claims_of(shape, read_active_seeds(seeds)), keys)
+    claims = move_records(claims_of(shape, read_active_seeds(seeds)), DEVICE)
+    claim_(wanted, shape, claims, keys)
     nurseries = newborn.seed_inits(found, shape)
     with SyncGuard():
         newborn.begin_(nurseries, seeds, keys)
