@@ -3,7 +3,6 @@
 Hydra validates names and types against them. Needs no torch.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +14,6 @@ from typing import TypeVar, cast
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import AliasEvent, parse
 
 from esper_soa.config import env, nets
 from esper_soa.config.agent import POLICIES, SCRATCH, PolicyConfig
@@ -36,13 +34,10 @@ from esper_soa.config.ranges import (
 )
 from esper_soa.config.registry import AGENT, is_reference
 from esper_soa.system.errors import UserError, check, reading, single_line
-from esper_soa.system.plain_files import open_plain
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
 DEVICE = TextPattern(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
 MAX_ENVS = 2**20
-# Bytes of a config.yaml: three tasks have 20,000. What YAML makes of them takes 1000 times as much.
-MAX_SETTINGS = 1 << 17
 MAX_SEED = 2**31 - 1
 SWITCHES = ("auto", "on", "off")
 ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")  # see nets/choose.py
@@ -420,24 +415,12 @@ def settings_yaml(settings: TrainConfig) -> str:
 
 def settings_from_yaml(text: str) -> TrainConfig:
     """The settings that `settings_yaml` gave."""
-    return settings_from_mapping(_plain(text))
+    return settings_from_mapping(plain_settings(text))
 
 
-def _plain(text: str) -> dict[str, object]:
+def plain_settings(text: str) -> dict[str, object]:
+    """Nested settings as they stand in a config.yaml, which nothing has checked."""
     return dict(cast(Mapping, OmegaConf.to_container(OmegaConf.create(text))))
-
-
-def read_config(path: Path, most: int = MAX_SETTINGS) -> dict[str, object]:
-    """The nested settings in a config.yaml of at most `most` bytes; raises UserError."""
-    with reading(path, UserError, "settings of a run"):
-        with os.fdopen(open_plain(path), "rb") as file:
-            text = file.read(most + 1)
-        if len(text) > most:
-            raise ValueError(f"of {most:,} bytes at most")
-        # We write no aliases, a few lines of which can stand for more than fits into memory.
-        if b"*" in text and any(isinstance(event, AliasEvent) for event in parse(text)):
-            raise ValueError("without aliases")
-        return _plain(text.decode())
 
 
 def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:

@@ -12,11 +12,11 @@ from itertools import count
 from pathlib import Path
 
 from esper_soa.config.paths import user_path
-from esper_soa.config.settings import TrainConfig, flat_settings, read_config
+from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.system.errors import UserError, one_line, reading
 from esper_soa.system.files import LOGGER
 from esper_soa.system.plain_files import FOLDER, OTHER, list_folder, read_text
-from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.run_folder import RunFolder, read_config
 
 MAX_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
 COMPARISON_FILE = "compare.json"  # in the folder of a study by esper-compare

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from yaml import AliasEvent, parse
+
 from esper_soa.config.paths import user_path
-from esper_soa.system.errors import UserError, one_line
+from esper_soa.config.settings import plain_settings
+from esper_soa.system.errors import UserError, one_line, reading
 from esper_soa.system.files import reason_of, write_text
 from esper_soa.system.json_lines import Json, write_json
 from esper_soa.system.plain_files import (
@@ -51,6 +54,8 @@ LINKING_NAMES = ("wandb", ".submitit")
 # The end of a journal of SQLite that names a file, which SQLite deletes when it opens the database:
 # https://sqlite.org/fileformat.html. A database of a single file has no such journal.
 NAMES_FILE = bytes.fromhex("d9d505f920a163d7")
+# Bytes of a config.yaml: three tasks have 20,000. What YAML makes of them takes 1000 times as much.
+MAX_SETTINGS = 1 << 17
 RUNS_FOLDER = Path("runs")  # where folders are made for which no place is given
 MADE_HERE = set[Path]()  # folders that this process has made for runs
 
@@ -124,6 +129,19 @@ class RunFolder:
         for path in [*self.not_plain, *hard_links][:1]:
             raise refusal(path, path.lstat())
         _check_journal(self.path / JOURNAL)
+
+
+def read_config(path: Path, most: int = MAX_SETTINGS) -> dict[str, object]:
+    """The nested settings in a config.yaml of at most `most` bytes; raises UserError."""
+    with reading(path, UserError, "settings of a run"):
+        with os.fdopen(open_plain(path), "rb") as file:
+            text = file.read(most + 1)
+        if len(text) > most:
+            raise ValueError(f"of {most:,} bytes at most")
+        # We write no aliases, a few lines of which can stand for more than fits into memory.
+        if b"*" in text and any(isinstance(event, AliasEvent) for event in parse(text)):
+            raise ValueError("without aliases")
+        return plain_settings(text.decode())
 
 
 def _links_out(folder: Path) -> list[Path]:

@@ -24,12 +24,7 @@ from esper_soa.config.compose import compose_settings, override_list
 from esper_soa.config.nets import blueprint_names
 from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import is_reference, name_in
-from esper_soa.config.settings import (
-    MAX_ENVS,
-    TrainConfig,
-    read_config,
-    settings_from_mapping,
-)
+from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_from_mapping
 from esper_soa.grown.module_files import load
 from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
 from esper_soa.grown.plain import plain_module
@@ -52,7 +47,7 @@ from esper_soa.system.plain_files import FILE, list_folder, open_plain, read_tex
 from esper_soa.system.signals import Interrupted
 from esper_soa.system.torch_state import package_state
 from esper_soa.system.versions import package_versions
-from esper_soa.training.files.run_folder import RunFolder, find_checkpoint
+from esper_soa.training.files.run_folder import RunFolder, find_checkpoint, read_config
 from esper_soa.training.files.saved_run import read_run
 from esper_soa.training.files.session import quiet_warnings, session
 from esper_soa.training.loop.callbacks import Callback
