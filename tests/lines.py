@@ -63,22 +63,22 @@ class Room(NamedTuple):
 
 
 ROOMS = (
-    Room("the package", ("esper_soa/**/*.py",), 41_050),
+    Room("the package", ("esper_soa/**/*.py",), 42_850),
     Room(
         "its core: without the lab and the engines in C and Triton",
         ("esper_soa/**/*.py",),
-        27_350,
+        28_350,
         (
             "esper_soa/lab/**/*.py",
             "esper_soa/nets/engines/cpu/**/*.py",
             "esper_soa/nets/engines/gpu/**/*.py",
         ),
     ),
-    Room("tests", ("tests/**/*.py",), 46_990, ("tests/gpu/stand_in_cuda.py",)),
+    Room("tests", ("tests/**/*.py",), 48_500, ("tests/gpu/stand_in_cuda.py",)),
     Room(
         "benchmarks besides finished studies",
         ("benchmarks/**/*.py",),
-        6_550,
+        6_650,
         ("benchmarks/studies/**/*.py",),
     ),
 )
@@ -180,8 +180,8 @@ def num_words(folder: Path) -> int:
 
 # Counts that should be small, each with its ceiling.
 COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
-    "words in docs/": (num_words, 38_800),
-    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 257),
+    "words in docs/": (num_words, 40_300),
+    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 260),
     "functions that take a whole record of settings": (num_whole_settings, 33),
     "tuples starred into calls": (num_starred_tuples, 10),
     "the identifier `one`": (lambda folder: identifiers(folder, "one"), 300),
@@ -194,7 +194,7 @@ COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
     "class names used twice": (lambda folder: len(class_names_used_twice(folder / "esper_soa")), 0),
     "modules of the package that its simulator reaches": (
         lambda folder: asked_of_python(folder, REACHED),
-        108,
+        110,
     ),
 }
 
