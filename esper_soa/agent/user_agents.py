@@ -1,9 +1,11 @@
 """User agents: loaded by settings such as policy.name and control, and checked at every call.
 
-An illegal decision ends the run with a message.
+An illegal decision ends the run with a message. In a run's first env-steps, a second agent of the
+same part is asked again for the same views, and what that finds is logged as a warning.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,13 +15,15 @@ from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.config.nets import SlotSpec
-from esper_soa.config.registry import AGENT, Part, find, num_required
+from esper_soa.config.registry import AGENT, Part, collect_faults, find, num_required
 from esper_soa.env.legal import illegal_choices
 from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import Decision, View
 from esper_soa.system.errors import UserError, check
 from esper_soa.vocabulary import HEAD_NAMES
 
+LOGGER = logging.getLogger("esper_soa")
+NUM_WATCHED = 8  # env-steps in which the second agent is asked
 ADVICE = "An agent chooses what view.masks offer; esper_soa.env.legal.obey makes WAIT of all else."
 
 
@@ -38,10 +42,15 @@ class CheckedAgent:
     Looking at the masks is one read by the host per env-step.
     """
 
-    def __init__(self, label: str, agent: Agent) -> None:
-        """label: how the agent was asked for."""
+    def __init__(self, label: str, agent: Agent, twin: Agent | None = None) -> None:
+        """label: how the agent was asked for. twin: a second agent of the same part, asked about
+        the first env-steps by `conduct_findings`.
+        """
         self.label = label
         self.agent = agent
+        self.twin = twin
+        self._left_to_watch = NUM_WATCHED
+        self._found = list[str]()  # what was warned of
         self._is_first = True  # env-step of an episode, at which all of the view is looked at
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
@@ -49,11 +58,15 @@ class CheckedAgent:
         self._is_first = True
         memory = self.agent.start(num_envs, device)
         self._refuse(memory_faults(memory, num_envs, device))
+        if self.twin is not None and self._left_to_watch:
+            self.twin.start(num_envs, device)
         return memory
 
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The agent's decision and memory; raises UserError for a decision that is not legal."""
+        if self.twin is not None and self._left_to_watch:
+            self._watch(self.twin, view, memory)
         shown = (view,) if self._is_first else (view.masks, view.observation)
         self._is_first = False
         before = _versions(shown, memory)
@@ -64,6 +77,19 @@ class CheckedAgent:
         faults += memory_faults(after, view.noise.shape[0], view.noise.device)
         self._refuse(faults or illegal_choices(decision.action, view.masks))
         return decision, after
+
+    def _watch(self, twin: Agent, view: View, memory: Memory) -> None:
+        """Warn of what the twin does wrong in this env-step, each fault once."""
+        self._left_to_watch -= 1
+        found = list[str]()
+        with torch.random.fork_rng(devices=[]), collect_faults(found):
+            first = twin.act(view.clone(), copied(memory))
+            if not decision_faults(first[0], view):
+                found += conduct_findings(twin, view, memory, first=first)
+        for finding in found:
+            if finding not in self._found:
+                LOGGER.warning("parts    %s: %s", self.label, finding)
+        self._found += found
 
     def _refuse(self, faults: list[str]) -> None:
         if faults:
@@ -85,7 +111,7 @@ def user_agent(reference: str, setting: str, environment: AgentContext) -> Check
     missing = " and no ".join(name for name in ("start", "act") if not hasattr(agent, name))
     problem = f"What it gives, a {type(agent).__name__}, has no {missing}."
     check(not missing, setting, reference, allowed="a factory of agents", remedy=problem)
-    return CheckedAgent(f"{setting}={reference}", agent)
+    return CheckedAgent(f"{setting}={reference}", agent, make_agent(part, environment))
 
 
 def make_agent(part: Part, environment: AgentContext) -> Agent:
@@ -124,3 +150,51 @@ def decision_faults(decision: object, view: View) -> list[str]:
         device = view.noise.device
         faults += tensor_findings(f"its {name}", part, size, dtype=dtype, device=device)
     return faults
+
+
+def conduct_findings(
+    agent: Agent, view: View, memory: Memory, first: tuple[Decision, Memory]
+) -> list[str]:
+    """Chance, state outside of its memory, changes of what is given, envs that know one another."""
+    given = view.clone()
+    kept = copied(memory)
+    again = agent.act(given, kept)
+    envs = torch.arange(len(view.noise), device=view.noise.device)
+    turned = torch.cat((envs[:1], envs[2:], envs[1:2]))
+    others, alone = (
+        agent.act(view[rows].clone(), tuple(part[rows].clone() for part in memory))
+        for rows in (turned, envs[:1])
+    )
+    changed = (given != view).values(True, True)
+    wrong = {
+        "for the same view and memory it decides something else the second time: it keeps state "
+        "elsewhere than in its memory, or draws other numbers than view.noise": _differ(
+            again, first, envs
+        ),
+        "it changes the view in place": _any(changed),
+        "it changes its memory in place": _any([envs < 0, *map(torch.ne, kept, memory)]),
+        "what it decides for env 0 depends on other envs": _differ(others, first, envs[:1]),
+        "what it decides for env 0 depends on the number of envs": _differ(alone, first, envs[:1]),
+    }
+    read = torch.stack([*wrong.values()]).tolist()  # a single read by the host
+    return [words for words, is_so in zip(wrong, read, strict=True) if is_so]
+
+
+def copied(memory: Memory) -> Memory:
+    """The memory, in a tuple of the same kind."""
+    copies = [part.clone() for part in memory]
+    return type(memory)(*copies) if hasattr(memory, "_fields") else tuple(copies)
+
+
+def _any(parts: Iterable[Tensor]) -> Tensor:
+    """Whether an element of the bool tensors is True, as a tensor on their device."""
+    return torch.cat([part.flatten() for part in parts]).any()
+
+
+def _differ(
+    expected: tuple[Decision, Memory], other: tuple[Decision, Memory], envs: Tensor
+) -> Tensor:
+    """Whether actions and memories of these envs differ."""
+    pairs = [(expected[0].action.get(name), other[0].action.get(name)) for name in HEAD_NAMES]
+    pairs += list(zip(expected[1], other[1], strict=True))
+    return _any(mine[envs] != its[envs] for mine, its in pairs)

@@ -16,8 +16,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from esper_soa.agent.protocol import Agent, Memory
-from esper_soa.agent.user_agents import AgentContext, decision_faults, make_agent, memory_faults
+from esper_soa.agent.protocol import Agent
+from esper_soa.agent.user_agents import (
+    AgentContext,
+    conduct_findings,
+    copied,
+    decision_faults,
+    make_agent,
+    memory_faults,
+)
 from esper_soa.config import registry
 from esper_soa.config.env import REWARD_MODE, GatesConfig, LifecycleConfig
 from esper_soa.config.nets import IMAGES, TOPOLOGIES, DataConfig, TaskConfig, host_slots
@@ -37,7 +44,7 @@ from esper_soa.state import Decision, View
 from esper_soa.system.errors import UserError, one_line
 from esper_soa.system.torch_state import package_state
 from esper_soa.training.loop.build import build_world
-from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
+from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS
 
 CPU = torch.device("cpu")
 REWARD_SIZES = (5, 3, 20)  # envs, slots and env-steps of an episode, of the inputs of a reward
@@ -251,14 +258,14 @@ def _play_findings(agent: Agent, env: Env) -> Iterator[str]:
     yield from fatal
     while observed is not None and not fatal:
         view = observed.view
-        first = agent.act(view.clone(), _copied(memory))
+        first = agent.act(view.clone(), copied(memory))
         faults = decision_faults(first[0], view)
         fatal = [fault for fault in faults if fault.startswith(("its decision", "its action"))]
         fatal += memory_faults(first[1], num_envs, CPU)
         faults = [fault for fault in faults if fault not in fatal] + fatal
         if not fatal:
             faults += _step_findings(first[0], view)
-            faults += _conduct_findings(agent, view, memory, first=first)
+            faults += conduct_findings(agent, view, memory, first=first)
         new = {_kind(fault): fault for fault in reversed(faults) if _kind(fault) not in known}
         known |= new.keys()
         step = int(view.state.signals.step[0])
@@ -280,44 +287,3 @@ def _step_findings(decision: Decision, view: View) -> list[str]:
         for name in ("log_probs", "value")
         if not torch.as_tensor(getattr(decision, name)).isfinite().all()
     ]
-
-
-def _conduct_findings(
-    agent: Agent, view: View, memory: Memory, first: tuple[Decision, Memory]
-) -> list[str]:
-    """Chance, state outside of its memory, changes of what is given, envs that know one another."""
-    given = view.clone()
-    kept = _copied(memory)
-    again = agent.act(given, kept)
-    turned = torch.tensor([0, *range(2, view.shape[0]), 1][: view.shape[0]])
-    others, alone = (
-        agent.act(view[envs].clone(), tuple(part[envs].clone() for part in memory))
-        for envs in (turned, torch.tensor([0]))
-    )
-    wrong = {
-        "for the same view and memory it decides something else the second time: it keeps state "
-        "elsewhere than in its memory, or draws other numbers than view.noise": not _same(
-            again, first
-        ),
-        "it changes the view in place": not (given == view).all(),
-        "it changes its memory in place": not all(map(torch.equal, kept, memory)),
-        "what it decides for env 0 depends on other envs": not _same(others, first, 0),
-        "what it decides for env 0 depends on the number of envs": not _same(alone, first, 0),
-    }
-    return [words for words, is_so in wrong.items() if is_so]
-
-
-def _copied(memory: Memory) -> Memory:
-    """The memory, in a tuple of the same kind."""
-    copies = [part.clone() for part in memory]
-    return type(memory)(*copies) if hasattr(memory, "_fields") else tuple(copies)
-
-
-def _same(
-    expected: tuple[Decision, Memory], other: tuple[Decision, Memory], env: int | None = None
-) -> bool:
-    """Whether actions and memories are the same, in all envs or in one."""
-    rows = slice(None) if env is None else slice(env, env + 1)
-    pairs = [(expected[0].action.get(name), other[0].action.get(name)) for name in HEAD_NAMES]
-    pairs += list(zip(expected[1], other[1], strict=True))
-    return all(torch.equal(mine[rows], its[rows]) for mine, its in pairs)

@@ -107,6 +107,19 @@ def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path) ->
         fresh(played_by("lawless"), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("eager", ""), ("dicing", "decides something else"), ("following", "on the number of envs")],
+)
+def test_a_run_warns_of_what_its_agent_does_in_the_first_env_steps(
+    name: str, told: str, tmp_path: Path
+) -> None:
+    fresh(played_by(name), tmp_path)
+    warned = "".join(re.findall("parts .*", (tmp_path / "log.txt").read_text()))
+    assert told in warned
+    assert bool(told) == bool(warned)
+
+
 def test_an_own_agent_is_told_of_its_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "own_parts"))
     cfg = settings()
