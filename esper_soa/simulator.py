@@ -318,7 +318,7 @@ def make(
     policy: the player of `episode`: wait, random, schedule, heuristic, a policy that ships
     (grower), a run folder or file with a learned policy, `module:name` of a user's, or an Agent;
     None takes the experiment's. An Agent's illegal action is a UserError.
-    data: images, or the path of their .npz, instead of those that data.name asks for;
+    data: images, or the path of their .npz or folder, instead of those that data.name asks for;
     task.num_classes follows them unless it is overridden.
     illegal: the consequence of an illegal action of `step`: "raise", ValueError; "wait", the env
     waits, and Info.illegal says so.

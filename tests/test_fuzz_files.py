@@ -266,10 +266,10 @@ def test_what_is_no_file_among_kept_tokens_is_replaced_or_told(
     assert load().identity == whole.identity
     kept.unlink()
     kept.mkdir()
-    with pytest.raises(DataError, match=rf"^.*{kept}: tokens cannot be kept \(Is a directory\)$"):
+    with pytest.raises(DataError, match=rf"^.*{kept}: cannot be kept \(Is a directory\)$"):
         load()
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("text.txt").absolute()))
-    told = r"^tokens cannot be kept: the cache folder .*text\.txt/esper_soa/text cannot be "
+    told = r"^text cannot be kept: the cache folder .*text\.txt/esper_soa/text cannot be "
     with pytest.raises(DataError, match=told):
         load()
 

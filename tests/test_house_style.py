@@ -43,7 +43,7 @@ FILES = [
 ]
 RANGED = ("number", "signed", "weight")  # what makes the field of a setting that is a number
 
-MOST_MODULES = 95  # that a reader of the simulator meets
+MOST_MODULES = 97  # that a reader of the simulator meets
 MOST_LINES_UNTESTED = 60  # of a module without a test file of its name
 
 # Imports against the order of imports.LAYERS that are still there: (module, what it imports from).

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from esper_soa.config.paths import user_path
+from esper_soa.config.paths import holds_only_folders, user_path
 from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
@@ -32,9 +32,13 @@ CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
 # Those that can be germinated, each in slots of the kind of features that it takes.
 GROWABLE = tuple(BLUEPRINT_NAMES[code] for code in sorted({*CNN_BLUEPRINTS, *SEQUENCE_BLUEPRINTS}))
 ATTENTION_HEADS = 4  # of the seeds of transformers that have attention
-DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given", "text", "tinystories")
-IMAGE_SETS = ("cifar10", "fashion32", "synthetic", "npz")  # those that envs can take in turn
-READING = ("auto", "cifar10", "npz", "text")  # what is at data.root
+FOLDER = "folder"  # the data set of class folders of image files
+DATASETS = (
+    *("auto", "cifar10", "fashion32", "synthetic", "npz", FOLDER, "given", "text", "tinystories"),
+)
+# those that envs can take in turn
+IMAGE_SETS = ("cifar10", "fashion32", "synthetic", "npz", FOLDER)
+READING = ("auto", "cifar10", "npz", FOLDER, "text")  # what is at data.root
 DATA_NAME = "data.name"
 TEXTS = ("text", "tinystories")  # of DATASETS
 # Kinds of features, which a seed and the slot that it stands in have in common, by the number of
@@ -285,14 +289,15 @@ def lr_factor(schedule: str, step: int, num_steps: int) -> float:
 class DataConfig(Settings, path="data."):
     """Which samples, from where, and how an env-step draws them."""
 
-    # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32, or the
-    # embedded text where hosts are transformers; npz: own images from the file root; given: own
-    # images that a program hands over; text: the embedded text, or the files of root; tinystories:
-    # stories of Eldan and Li 2023, from the internet; module:name: a data set of your own. Several
-    # sets of images, as [cifar10,fashion32]: one for each env, in turn.
+    # auto: what root holds, CIFAR-10, an .npz or class folders, and without root the embedded
+    # fashion32, or the embedded text where hosts are transformers; npz: own images from the file
+    # root; folder: own images from the files in root, in a folder for each class; given: own images
+    # that a program hands over; text: the embedded text, or the files of root; tinystories: stories
+    # of Eldan and Li 2023, from the internet; module:name: a data set of your own. Several sets of
+    # images, as [cifar10,fashion32]: one for each env, in turn.
     name: str = env_choice("auto", DATASETS, part=DATASET, listed=IMAGE_SETS)
-    # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), or an .npz of own
-    # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
+    # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), .npz or folder of own
+    # images, a .txt file or a folder of them, or what a data set of your own reads; "" = none.
     root: str = ""
     # In training. Images: random crop with padding 4, horizontal flip; text: begins anywhere.
     augment: bool = True
@@ -349,7 +354,7 @@ class DataConfig(Settings, path="data."):
         remedy = f"It is for own images: data.root=mine{NPZ}"
         for item in fields(self):
             is_default = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
-            self.require(self.is_user_file or is_default, item.name, allowed, remedy=remedy)
+            self.require(is_default or self.is_user_file, item.name, allowed, remedy=remedy)
 
     @property
     def sets(self) -> tuple["DataConfig", ...]:
@@ -365,9 +370,18 @@ class DataConfig(Settings, path="data."):
         return self.name in TEXTS or (self.name == "auto" and self.root.lower().endswith(TXT))
 
     @property
+    def is_folder(self) -> bool:
+        """Whether the images are files in class folders in `root`."""
+        is_auto = self.name == "auto" and self.root != ""
+        return self.name == FOLDER or (
+            is_auto and holds_only_folders(user_path("data.root", self.root))
+        )
+
+    @property
     def is_user_file(self) -> bool:
-        """Whether the images are the user's, from the file `root`."""
-        return self.name == "npz" or (self.name == "auto" and self.root.lower().endswith(NPZ))
+        """Whether the images are the user's, from the file or folder `root`."""
+        is_npz = self.name == "npz" or (self.name == "auto" and self.root.lower().endswith(NPZ))
+        return is_npz or self.is_folder
 
 
 class SubsetRows(NamedTuple):

@@ -29,3 +29,15 @@ def user_path(setting: str, text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else one_line(error)
         raise SettingError(setting, text, f"a path that can be used ({reason})") from error
     return path
+
+
+def holds_only_folders(path: Path) -> bool:
+    """Whether a folder holds folders and nothing else, hidden names and CIFAR-10's aside."""
+    try:
+        with os.scandir(path) as entries:
+            kinds = {
+                entry.name: entry.is_dir() for entry in entries if not entry.name.startswith(".")
+            }
+    except OSError:
+        return False
+    return bool(kinds) and all(kinds.values()) and "cifar-10-batches-py" not in kinds

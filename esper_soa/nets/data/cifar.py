@@ -77,7 +77,7 @@ def _locate(root: Path) -> Path:
         remedy = "Name the place of CIFAR-10, or leave data.root empty."
         raise DataError(f"data.root={one_line(root)}: no such folder or archive. {remedy}")
     problem = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(CIFAR_PLACES)}"
-    raise _fault(f"data.root={one_line(root)}: {problem}")
+    raise _fault(f"data.root={one_line(root)}: {problem}. Class folders are data.name=folder")
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from esper_soa.config.nets import NPZ, DataConfig
+from esper_soa.config.nets import FOLDER, NPZ, DataConfig
 from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import DATASET, find, is_reference
 from esper_soa.nets.data.batches import BatchSource, SampleCount, SampleSpec
@@ -20,7 +20,14 @@ from esper_soa.system.streams import fold, uniform
 # The readers of files, imported where one is asked for.
 CIFAR_READER = "esper_soa.nets.data.cifar"
 NPZ_READER = "esper_soa.nets.data.image_preparation"
+FOLDER_READER = "esper_soa.nets.data.folder"
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
+
+ROOTS = {
+    "cifar10": "the folder or archive of CIFAR-10",
+    "npz": "a file like mine.npz",
+    FOLDER: "a folder that holds a folder for each class",
+}
 
 CIFAR10_IMAGES = 60_000  # of all official batches
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -49,7 +56,12 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
 def count_samples(cfg: DataConfig) -> SampleCount:
     """Numbers of samples that files of users hold; 0 of the other sets, whose known size fits."""
     files = (data for data in cfg.sets if data.is_user_file and data.root)
-    counted = [import_module(NPZ_READER).count_npz(data) for data in files]
+    counted = [
+        import_module(FOLDER_READER).count_folder(data)
+        if data.is_folder
+        else import_module(NPZ_READER).count_npz(data)
+        for data in files
+    ]
     return SampleCount(*map(sum, zip((0, 0), *counted, strict=True)))
 
 
@@ -67,19 +79,18 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     """The image set that the settings ask for: data.name=auto takes what data.root is, and then an
     unusable root is an error, without a root fashion32. Raises SettingError or DataError.
     """
-    if not cfg.root and cfg.name in ("cifar10", "npz"):
-        expected = (
-            "a file like mine.npz" if cfg.is_user_file else "the folder or archive of CIFAR-10"
-        )
-        raise SettingError("data.root", "", f"{expected} when data.name={cfg.name}")
+    if not cfg.root and cfg.name in ROOTS:
+        raise SettingError("data.root", "", f"{ROOTS[cfg.name]} when data.name={cfg.name}")
     if cfg.name == "given":
         allowed = "npz, or another set that can be read"
         remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
         raise SettingError("data.name", cfg.name, allowed, remedy=remedy)
     reason = "asked for by data.name"
     if cfg.name == "auto":
-        state = "empty" if not cfg.root else f"an {NPZ}" if cfg.is_user_file else "set"
-        reason = f"data.name=auto takes it as data.root is {state}"
+        kind = "of class folders" if cfg.is_folder else f"an {NPZ}" if cfg.is_user_file else "set"
+        reason = f"data.name=auto takes it as data.root is {kind if cfg.root else 'empty'}"
+    if cfg.is_folder:
+        return cast(ImageSet, import_module(FOLDER_READER).read_folder(cfg, reason)).to(device)
     if cfg.is_user_file:
         return cast(ImageSet, import_module(NPZ_READER).read_npz(cfg, reason)).to(device)
     if cfg.root:

@@ -5,16 +5,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
-from esper_soa.nets.data.image_set import ImageSet, image_set, set_aside
+from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
 from esper_soa.nets.data.npz import CHUNK_BYTES, LazyArray, check_ratio, lazy_array, npz_arrays
+from esper_soa.nets.model import pictures
 from esper_soa.system.errors import DataError, check, check_data, one_line
 
 PART_NAMES = ("train", "test", "val")
@@ -22,14 +23,10 @@ NPZ_KEYS = tuple(f"{name}_{kind}" for name in PART_NAMES for kind in ("images", 
 CLASS_NAMES = "class_names"  # key of an .npz
 MAX_CLASSES = 100_000  # as task.num_classes
 MAX_IMAGES = 1 << 24  # of a part
-MAX_SIDE = 1024  # pixels
 SCALED_AT_ONCE = 1024  # images, which take 100 kB each while they are scaled
 IMAGE_BYTES = IMAGE_SIZE * IMAGE_SIZE * IMAGE_CHANNELS  # as hosts see it
 COLOUR_NAMES = ("red", "green", "blue")
 MAX_LISTED = 20  # classes by name
-PAD_FROM = 24  # pixels of the longer side from which `auto` pads: half of what hosts see is image
-# Levels by which a half is moved up before it is rounded, as sums differ from machine to machine.
-ROUNDING_NUDGE = 1e-6
 ROUNDING_ERROR = 0.01  # by which numbers from 0 to 1 are passed where rounding or scaling did it
 # Ways to make images of numbers of other types, by the kind of a numpy.dtype.
 WHOLE_REMEDY = "Convert whole numbers from 0 to 255 with .astype(numpy.uint8), others with "
@@ -125,20 +122,52 @@ def prepare(
     }
     train = colors.pop("train")  # so that none is kept twice
     train, val = (train, colors.pop("val")) if "val" in colors else set_aside(train, cfg)
-    mean, std, normalised = _normalisation(train[0], cfg, images["train"].name)
-    listed = [f"{code} {one_line(name)}" for code, name in enumerate(names[:MAX_LISTED])]
-    listed += ["..."] if len(names) > MAX_LISTED else []
     notes = (
         resize_text(first[:2], inner, f"{setting}={cfg.resize}"),
         *_notes(list(images.values()), first[2]),
-        normalised,
-        f"{num_classes} classes" + (f": {', '.join(listed)}" if names else ""),
     )
-    extra = repr(((mean, std), num_classes)).encode()
-    result = image_set(
-        "images", (train, val, colors["test"]), (mean, std), text=origin, extra=extra
+    classes = Classes(num_classes, tuple(names))
+    return user_set(
+        (train, val, colors["test"]),
+        cfg,
+        classes,
+        notes=notes,
+        origin=origin,
+        where=images["train"].name,
+        rule=cfg.resize,
     )
-    return replace(result, num_classes=num_classes, class_names=tuple(names), notes=notes)
+
+
+class Classes(NamedTuple):
+    """Classes of a user's images."""
+
+    total: int
+    names: tuple[str, ...]  # of each, or none
+
+
+def user_set(
+    parts: Sequence[Part],
+    cfg: DataConfig,
+    classes: Classes,
+    notes: Sequence[str],
+    origin: str,
+    where: str,
+    rule: str,
+) -> ImageSet:
+    """The set of a training, a validation and a test part, normalised as `cfg` says.
+
+    notes: what was done to the images; where: what messages call those of training; rule: by which
+    further ones come to their size.
+    """
+    mean, std, normalised = _normalisation(parts[0][0], cfg, where)
+    listed = [f"{code} {one_line(name)}" for code, name in enumerate(classes.names[:MAX_LISTED])]
+    listed += ["..."] if len(classes.names) > MAX_LISTED else []
+    names = f": {', '.join(listed)}" if listed else ""
+    extra = repr(((mean, std), classes.total)).encode()
+    result = image_set("images", parts, (mean, std), text=origin, extra=extra)
+    notes = (*notes, normalised, f"{classes.total} classes{names}")
+    known = {"num_classes": classes.total, "class_names": classes.names, "resize": rule}
+    return replace(result, notes=notes, **known)  # type: ignore[arg-type]
 
 
 def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
@@ -162,8 +191,8 @@ def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
     check_data(1 <= shape[0] <= MAX_IMAGES, problem, f"have 1 to {MAX_IMAGES}")
     problem = f"{part.name} has images of {height}x{width} pixels"
     remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
-    fits = min(height, width) >= 1 and max(height, width) <= MAX_SIDE
-    check_data(fits, problem, f"have 1 to {MAX_SIDE} a side", remedy=remedy)
+    fits = min(height, width) >= 1 and max(height, width) <= pictures.MOST_SIDE
+    check_data(fits, problem, f"have 1 to {pictures.MOST_SIDE} a side", remedy=remedy)
     return height, width, channels
 
 
@@ -222,18 +251,11 @@ def _num_classes(
 
 def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, int]:
     """Pixels of the 32x32 that images of this size take by `rule`; SettingError names `setting`."""
-    longer = max(height, width)
     size = IMAGE_SIZE
     allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
-    fits = rule != "pad" or longer <= size
+    fits = rule != "pad" or max(height, width) <= size
     check(fits, setting, rule, allowed=allowed, remedy=f"Hosts see {size}x{size}.")
-    if rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size):
-        return height, width
-    if rule == "stretch":
-        return size, size
-    # a half is rounded up; at least one pixel
-    rows, columns = (max(1, (2 * side * size + longer) // (2 * longer)) for side in (height, width))
-    return rows, columns
+    return pictures.inner_size(height, width, rule, size=size)
 
 
 def resize_text(original: tuple[int, int], inner: tuple[int, int], reason: str) -> str:
@@ -252,16 +274,7 @@ def resize_text(original: tuple[int, int], inner: tuple[int, int], reason: str) 
 
 def resize_images(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
     """uint8 [M, 32, 32, C] from uint8 [M, H, W, C], scaled to `inner` and put in the middle."""
-    height, width = inner
-    if images.shape[1:3] != inner:
-        planes = torch.tensor(images).permute(0, 3, 1, 2).double()
-        scaled = F.interpolate(planes, inner, mode="bilinear", antialias=True)
-        images = (scaled + 0.5 + ROUNDING_NUDGE).floor().byte().permute(0, 2, 3, 1).numpy()
-    top = (IMAGE_SIZE - height) // 2
-    left = (IMAGE_SIZE - width) // 2
-    result = np.zeros((len(images), IMAGE_SIZE, IMAGE_SIZE, images.shape[3]), np.uint8)
-    result[:, top : top + height, left : left + width] = images
-    return result
+    return pictures.fit(torch.tensor(images), inner, IMAGE_SIZE).numpy()
 
 
 def _range_remedy(part: LazyArray) -> str:

@@ -57,6 +57,7 @@ class ImageSet:
     class_names: tuple[str, ...] = ()  # of a user's images, where they have names
     notes: tuple[str, ...] = ()  # what was done to a user's images, a clause each
     file_sha256: str = ""  # of the file of a user's images, hexadecimal
+    resize: str = "auto"  # rule of DataConfig by which further images come to their size
     # Where envs take several sets in turn, see `join_sets`: these, and the number of the first env.
     sets: tuple["DatasetEntry", ...] = ()
     first_env: int = 0

@@ -10,12 +10,11 @@ from types import ModuleType
 
 import numpy as np
 
-from esper_soa.system.caches import FolderError, cache_folder, open_folder
+from esper_soa.nets.data.kept import keep, kept, kept_folder
 from esper_soa.system.errors import DataError, SettingError, one_line
-from esper_soa.system.plain_files import remove, replacing
+from esper_soa.system.plain_files import replacing
 
 STORIES_NAME = "roneneldan/TinyStories"
-SEAL_NUMBERS = 8  # int32 before the tokens of a file: their sha256
 MAX_SPREAD = 64  # times the number of tokens, below which their numbers are
 PIECE_BYTES = 1 << 20  # bytes of text that are encoded at a time, or a line where that is longer
 
@@ -40,7 +39,7 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     tokenizer.no_padding()
     digest = hashlib.sha256(content.data)
     digest.update(tokenizer.to_str().encode())
-    path = _folder() / f"{digest.hexdigest()}.tokens"
+    path = kept_folder("text") / f"{digest.hexdigest()}.tokens"
     found = _kept(path, count)
     if found is None:
         tokens = list[int]()
@@ -52,15 +51,15 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
         if not made.size or made.max() >= count:
             reason = f"gives the text no tokens, or some beyond the {count} that it knows"
             raise DataError(f"data.tokenizer={name}: {reason}; take another one")
-        _write(path, made)
-        kept = _kept(path, count)
-        found = made if kept is None else kept
+        keep(path, made)
+        stored = _kept(path, count)
+        found = made if stored is None else stored
     return found, count
 
 
 def stories() -> Path:
     """The training stories of Eldan and Li 2023 in one file, a blank line behind each."""
-    path = _folder() / "tinystories.txt"
+    path = kept_folder("text") / "tinystories.txt"
     if not path.exists():
         datasets = _extra("datasets", "data.name=tinystories")
         try:
@@ -73,16 +72,6 @@ def stories() -> Path:
     return path
 
 
-def _write(path: Path, made: np.ndarray) -> None:
-    try:
-        remove(path)  # whatever is there is none of its tokens
-        with replacing(path) as draft:
-            draft.write(hashlib.sha256(made.data).digest())
-            made.tofile(draft)
-    except OSError as error:
-        raise DataError(f"{path}: tokens cannot be kept ({error.strerror})") from error
-
-
 def _extra(package: str, setting: str) -> ModuleType:
     try:
         return import_module(package)
@@ -91,24 +80,9 @@ def _extra(package: str, setting: str) -> ModuleType:
         raise DataError(f"{setting} {reason}") from error
 
 
-def _folder() -> Path:
-    path = cache_folder() / "text"
-    try:
-        open_folder(path)
-    except FolderError as error:
-        raise DataError(f"tokens cannot be kept: {error}") from error
-    return path.resolve()
-
-
 def _kept(path: Path, count: int) -> np.ndarray | None:
     """The tokens of the file, below `count`; None where there is none, or something else."""
-    try:
-        if not path.is_file():  # to open a pipe would wait for its other end
-            return None
-        numbers = np.memmap(path, np.int32, "c")
-    except (OSError, ValueError):  # ValueError: nothing is in it, or part of a number
-        return None
-    tokens = numbers[SEAL_NUMBERS:]
-    if not tokens.size or numbers[:SEAL_NUMBERS].tobytes() != hashlib.sha256(tokens.data).digest():
+    tokens = kept(path, np.dtype(np.int32))
+    if tokens is None:
         return None
     return tokens if tokens.min() >= 0 and tokens.max() < count else None

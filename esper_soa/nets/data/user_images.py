@@ -1,6 +1,7 @@
 """Sets of a user's images: `esper_soa.images` makes one, `esper_soa.check_images` looks at it."""
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import PREPARATION, DataConfig
+from esper_soa.nets.data.folder import read_folder
 from esper_soa.nets.data.image_preparation import NPZ_KEYS, level_counts, prepare, read_npz
 from esper_soa.nets.data.image_set import MAX_COMMON, ImageSet, hashes
 from esper_soa.nets.data.npz import lazy_array
@@ -56,10 +58,11 @@ def images(
     """A set of your images that simulators take, on the CPU.
 
     train: the path of an .npz with train_images, train_labels, test_images and test_labels (one of
-    MedMNIST's, say), and then nothing else; or training images. train, test, val: unsigned bytes,
-    or floats from 0 to 1, [images, height, width] or [images, height, width, 1 or 3], [images,
-    1 or 3, height, width] with layout="nchw"; of one size. val: the images that rewards, gates and
-    observations see; without them a fixed part of the training images is set aside.
+    MedMNIST's, say), or of a folder that holds a folder of image files for each class, and then
+    nothing else; or training images. train, test, val: unsigned bytes, or floats from 0 to 1,
+    [images, height, width] or [images, height, width, 1 or 3], [images, 1 or 3, height, width] with
+    layout="nchw"; of one size. val: the images that rewards, gates and observations see; without
+    them a fixed part of the training images is set aside.
     train_labels, test_labels, val_labels: whole numbers [images] or [images, 1], classes from 0 on.
     Hosts need `task.num_classes` of the set's `num_classes`.
 
@@ -83,7 +86,11 @@ def images(
             allowed = "left out: train is a file, which holds all parts"
             check(value is None, argument, "...", allowed=allowed)
         cfg.root = fspath(train)
-        result = read_npz(cfg, "handed over", names, setting="train")
+        if os.path.isdir(cfg.root):
+            check(not names, "class_names", names, allowed="left out: folders have the names")
+            result = read_folder(cfg, "handed over", setting="train")
+        else:
+            result = read_npz(cfg, "handed over", names, setting="train")
     else:
         given = {"train": train} | others
         if val is not None or val_labels is not None:
@@ -111,7 +118,7 @@ def _numpy(argument: str, value: object) -> np.ndarray:
 
 @package_state()
 def check_images(faults: "ImageSet | str | PathLike[str]") -> list[str]:
-    """Messages on properties of a set or an .npz file that would spoil results; [] for none.
+    """Messages on properties of a set, a file or a folder that would spoil results; [] for none.
 
     Classes without images or with few, or one so frequent that a constant answer scores; images
     that are in both parts, there twice, or twice under different labels; images of one colour;
