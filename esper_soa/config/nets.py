@@ -211,7 +211,7 @@ class TaskConfig(Settings, path="task."):
     seed_lr: EnvNumber = env_number(0.01, 0, 1000, ends="(]")  # of its seeds
     # Learning rates over an episode: as they are, or from there to 0 along half a cosine.
     lr_schedule: str = choice("constant", ("constant", "cosine"))
-    # sgd: with momentum; adamw: with two moments, in torch alone (Loshchilov and Hutter 2019).
+    # sgd: with momentum; adamw: with two moments, not in Triton (Loshchilov and Hutter 2019).
     optimizer: str = choice("sgd", ("sgd", "adamw"))
     # Momentum of hosts and seeds; the decay of adamw's first moment.
     momentum: EnvNumber = env_number(0.9, 0, 1, ends="[)")

@@ -37,8 +37,9 @@ from esper_soa.env.step import EnvView
 from esper_soa.env.user_reward import changed_inputs, reward_findings, sample_inputs
 from esper_soa.env.world import World
 from esper_soa.lab.conformance_networks import host_networks, seed_networks, training_findings
+from esper_soa.nets.choose import NATIVE, engine_of
 from esper_soa.nets.model import user_parts
-from esper_soa.nets.model.host import HostChain
+from esper_soa.nets.model.host import HostChain, host_shape
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.state import Decision, View
 from esper_soa.system.errors import UserError, one_line
@@ -68,12 +69,14 @@ class ConformanceError(UserError):
 
 
 @package_state()
-def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: int = 8) -> None:
-    """Raise ConformanceError, with all findings, unless `part` is a blueprint.
+def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: int = 8) -> str:
+    """The engine that computes it on a CPU. Raises ConformanceError, with all findings, unless
+    `part` is a blueprint.
 
     part: what @esper_soa.blueprint marks, or `module:name`. channels: of the slots to try it in,
     which have `size` x `size` pixels, or `size` positions where it takes sequences.
     """
+    engine = NATIVE
     with _checking(BLUEPRINT, part) as (name, made, found):
         blueprint = user_parts.architecture_of(made, name, NUM_BLUEPRINTS)
         axes = TOPOLOGIES.index(blueprint.topology or IMAGES)
@@ -82,21 +85,29 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
             faults = user_parts.blueprint_findings(blueprint, shape)
             trained = training_findings(partial(seed_networks, blueprint, shape), faults)
             found += [*faults, *(f"with {width} channels {finding}" for finding in trained)]
+            if engine == NATIVE and not found:
+                engine = engine_of(blueprint, shape)
+    return engine
 
 
 @package_state()
-def check_host(part: Part | str, classes: int = 10) -> None:
-    """Raise ConformanceError, with all findings, unless `part` is a host of that many classes.
+def check_host(part: Part | str, classes: int = 10) -> str:
+    """The engine that computes it on a CPU. Raises ConformanceError, with all findings, unless
+    `part` is a host of that many classes.
 
     part: what @esper_soa.host marks, or `module:name`. Of a Host with segments of its own only the
     shapes are looked at.
     """
+    engine = NATIVE
     with _checking(HOST, part) as (name, made, found):
         host = user_parts.host_of(made, name, classes)
         faults = user_parts.host_findings(host, classes)
         found += faults
         if isinstance(host, HostChain | UserHost):
             found += training_findings(partial(host_networks, host, classes), faults)
+        if not found:
+            engine = engine_of(host_shape(TaskConfig(num_classes=classes), (), host=host))
+    return engine
 
 
 @package_state()

@@ -18,6 +18,9 @@ from esper_soa.nets.data.images import CROPS
 from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.model.blueprints import Architecture
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.model.segments import FeatureShape
 from esper_soa.nets.needs import GIB, at_once
 from esper_soa.nets.setup import Setup
 from esper_soa.nets.trial import Example, TrialResult, try_engines
@@ -46,7 +49,7 @@ def _blueprints(setup: Setup) -> list[str]:
     return [name_in(one) for one in setup.task.blueprints]
 
 
-def _kernel_obstacle(setup: Setup) -> str:
+def _kernel_obstacle(setup: Setup, *optimizers: str) -> str:
     """Why kernels that cut images cannot take samples or optimizer; "" where they can."""
     spec = setup.spec
     if CROPS not in spec.cuts:
@@ -54,7 +57,8 @@ def _kernel_obstacle(setup: Setup) -> str:
     if spec.num_targets > 1:
         return f"the kernels take one label per sample, not the {spec.num_targets} of {spec.name}"
     optimizer = setup.task.optimizer
-    return "" if optimizer == "sgd" else f"the kernels have sgd, not task.optimizer={optimizer}"
+    has = optimizer in ("sgd", *optimizers)
+    return "" if has else f"the kernels have sgd, not task.optimizer={optimizer}"
 
 
 def _takes_sequences(setup: Setup) -> bool:
@@ -67,10 +71,20 @@ def _native(setup: Setup) -> EngineChoice:
     if sequences:
         reason = _part("engines.cpu.sequences").obstacle(setup.shape)
     else:
-        own = setup.task.host_name, setup.shape, _blueprints(setup)
-        reason = _kernel_obstacle(setup) or _part("engines.cpu.engine").obstacle(*own)
+        engine = _part("engines.cpu.engine")
+        reason = _kernel_obstacle(setup, "adamw") or engine.obstacle(setup.shape)
     wanted = setup.device, TorchEngine(), setup.precision, reason, sequences
-    return cast(EngineChoice, _part("engines.cpu.proof").choose_native(*wanted))
+    choose = _part("engines.cpu.proof").choose_native
+    optimizer = setup.task.optimizer
+    return cast(EngineChoice, choose(*wanted, shape=setup.shape, optimizer=optimizer))
+
+
+def engine_of(part: HostShape | Architecture, slot: FeatureShape = ()) -> str:
+    """The engine that computes hosts, or seeds in a slot of such features, on a CPU, in words."""
+    programs = _part("engines.cpu.host_program")
+    seed = isinstance(part, Architecture)
+    why = programs.slot_obstacle(part, slot) if seed else programs.host_obstacle(part)
+    return f"torch: no native kernels, {why}" if why else NATIVE
 
 
 def _native_obstacle(setup: Setup, room: int | None) -> str:

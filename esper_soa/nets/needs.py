@@ -106,6 +106,6 @@ def training_needs(setup: Setup, in_place: bool) -> list[Need]:
 
 def least_training_needs(setup: Setup) -> list[Need]:
     """Those of the engine that takes the least, of all that may be chosen for these networks."""
-    torch_alone = setup.compute.engine == "torch" or setup.shape.modules is not None
+    torch_alone = setup.compute.engine == "torch"
     images = setup.shape.slots[0].topology == IMAGES
     return training_needs(setup, in_place=images and not torch_alone)

@@ -17,7 +17,7 @@ from esper_soa.nets.model import user_parts
 from esper_soa.system.errors import SettingError, UserError
 
 HERE = "parts_of_users"
-CHECKS: dict[str, Callable[..., None]] = {
+CHECKS: dict[str, Callable[..., object]] = {
     "blueprint": esper_soa.check_blueprint,
     "host": esper_soa.check_host,
     "reward": esper_soa.check_reward,
@@ -52,6 +52,19 @@ def test_a_faulty_part_is_found_out_with_all_findings_at_once(told: str) -> None
     assert re.fullmatch(re.escape(told).replace(r"\*", ".*"), str(error.value)), str(error.value)
     found = error.value.findings
     assert str(error.value).partition("\n")[2] == "\n".join(f"  - {one}" for one in found)
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "engine"),
+    [
+        ("host", "hosts_of_users:refined", "native"),
+        ("host", "hosts_of_users:plain", "torch: no native kernels, .*avg_pool2d"),
+        ("blueprint", "parts_of_users:grouped", "native"),
+        ("blueprint", "parts_of_users:perceptron", "torch: no native kernels, .*mul_ in forward.*"),
+    ],
+)
+def test_the_engine_that_computes_a_part_is_returned(check: str, name: str, engine: str) -> None:
+    assert re.fullmatch(engine, str(CHECKS[check](name)))
 
 
 def test_a_part_is_checked_by_itself_and_must_be_marked() -> None:

@@ -3,41 +3,8 @@
 #ifndef ESPER_JOIN_H
 #define ESPER_JOIN_H
 
+#include "activation.h"
 #include "work.h"
-
-/* tanh of |x| below 0.625 by a polynomial, else from the exponential: S. Moshier's Cephes library, tanhf and expf. */
-INLINE vec small_tanh(vec x) {
-    vec square = x * x, sum = splat(-5.70498872745e-3f);
-    sum = sum * square + splat(2.06390887954e-2f);
-    sum = sum * square - splat(5.37397155531e-2f);
-    sum = sum * square + splat(1.33314422036e-1f);
-    sum = sum * square - splat(3.33332819422e-1f);
-    return x + x * square * sum;
-}
-
-/* e to the power of x in [0, 20]. */
-INLINE vec exponential(vec x) {
-    ints power = __builtin_convertvector(x * splat(1.44269504088896341f) + splat(0.5f), ints);
-    vec whole = __builtin_convertvector(power, vec);
-    vec rest = x - whole * splat(0.693359375f) - whole * splat(-2.12194440e-4f), sum = splat(1.9875691500e-4f);
-    sum = sum * rest + splat(1.3981999507e-3f);
-    sum = sum * rest + splat(8.3334519073e-3f);
-    sum = sum * rest + splat(4.1665795894e-2f);
-    sum = sum * rest + splat(1.6666665459e-1f);
-    sum = sum * rest + splat(5.0000001201e-1f);
-    sum = sum * rest * rest + rest + splat(1);
-    return sum * (vec)((power + 127) << 23);
-}
-
-/* Where it is 1 to the last digit, x is taken as 9; a NaN stays one. */
-INLINE vec hyperbolic_tangent(vec x) {
-    vec size = (vec)((ints)x & 0x7fffffff), largest = splat(9);
-    vec held = choose(size > largest, largest, size);
-    held = choose(held == held, held, largest);
-    vec large = splat(1) - splat(2) / (exponential(held + held) + splat(1));
-    vec value = choose(size < splat(0.625f), small_tanh(x), (vec)((ints)large | ((ints)x & (int)0x80000000)));
-    return choose(x == x, value, x);
-}
 
 /* The factor of image b's residual that is added. */
 INLINE float factor_of(const descriptor *s, long b) { return *s->alpha * (s->flags & GATED ? *squeeze_out(&s->q, b) : 1); }

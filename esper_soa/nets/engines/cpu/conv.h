@@ -1,6 +1,6 @@
-/* Same-padded convolution of one image of one network, and the gradient of its weights.
+/* Convolution of one image of one network, and the gradient of its weights.
  *
- * An image is [H + 2p, W + 2p, I] with a zero border. There are two ways: tap by tap (direct.h), and 3x3 kernels by
+ * An image is read with its zero border; H and W are those of the output. There are two ways: tap by tap (direct.h), and 3x3 kernels by
  * tiles of outputs (winograd.h). `tile_side` picks, for the forms of packed weights as well (pack.h).
  */
 #ifndef ESPER_CONV_H
@@ -15,6 +15,9 @@ typedef struct {
     float *out;          /* first pixel, first channel */
     long H, W, I, O, k;
     long in_step, step; /* floats between pixels of the input and of the output */
+    long in_line, stride; /* floats between lines of the input; its pixels between those of two outputs */
+    int tiles, depthwise; /* see tile_side and depth.h */
+    long images, in_image, out_image; /* by tiles: images of a strip, and floats between those of input and output */
     float *room; /* scratch */
 } conv_job;
 
@@ -25,6 +28,9 @@ typedef struct {
     float *sum;
     long H, W, I, O, k;
     long in_step, step, line; /* floats between pixels of `in`, and between pixels and lines of `out` */
+    long in_line, stride;     /* as above */
+    int tiles, depthwise;
+    long images, in_image, out_image;
     float *room;              /* scratch */
 } wgrad_job;
 
@@ -57,8 +63,8 @@ INLINE int tile_side(long H, long W, long I, long k) {
     return (H | W) % 8 ? 2 : 4;
 }
 /* Whether the kernels by pairs (pair.h) take it: 3x3 ones of images of three colours or by tiles, halves of lines. */
-INLINE int in_pairs(long H, long W, long I, long k, long in_step) {
-    return W % 4 == 0 && ((k == 3 && I == 3 && in_step == 3) || tile_side(H, W, I, k));
+INLINE int in_pairs(long W, long k, long in_step, long stride, int tiles) {
+    return W % 4 == 0 && ((k == 3 && in_step == 3 && stride == 1) || tiles);
 }
 /* Channels that it reads: by tiles those that fill vectors too. */
 INLINE long read_channels(long I, int tiles) { return tiles ? round_up(I) : I; }

@@ -12,6 +12,7 @@
 /* The kernel and what it reads: constants where the caller's are. */
 typedef struct {
     long I, k, step; /* step: floats between pixels */
+    long stride;
 } reach;
 
 /* P pixels in a row x V vectors of channels. */
@@ -20,7 +21,7 @@ INLINE void conv_tile(const conv_job *job, const float *in, const float *weight,
     vec sum[16];
 #pragma GCC unroll 16
     for (int t = 0; t < P * V; t++) sum[t] = splat(0);
-    for (long ky = 0; ky < r.k; ky++, in += (job->W + r.k - 1) * r.step)
+    for (long ky = 0; ky < r.k; ky++, in += job->in_line)
         for (long run = 0; run < runs; run++) {
             const float *from = in + run * r.step;
 #pragma GCC unroll 2
@@ -30,7 +31,7 @@ INLINE void conv_tile(const conv_job *job, const float *in, const float *weight,
                 for (int v = 0; v < V; v++) w[v] = load(weight + v * LANES);
 #pragma GCC unroll 16
                 for (int p = 0; p < P; p++) {
-                    vec x = splat(from[p * r.step]);
+                    vec x = splat(from[p * r.stride * r.step]);
 #pragma GCC unroll 4
                     for (int v = 0; v < V; v++) sum[p * V + v] += x * w[v];
                 }
@@ -50,7 +51,7 @@ INLINE void conv_narrow_tile(const conv_job *job, const float *in, const float *
     vec sum[16];
 #pragma GCC unroll 16
     for (int p = 0; p < P; p++) sum[p] = splat(0);
-    for (long ky = 0; ky < 3; ky++, in += (job->W + 2) * r.step, weight += 3 * r.I * job->O)
+    for (long ky = 0; ky < 3; ky++, in += job->in_line, weight += 3 * r.I * job->O)
         for (long i = 0; i < r.I; i++) {
             vec w[3];
 #pragma GCC unroll 3
@@ -83,7 +84,7 @@ INLINE void conv_narrow_row(const conv_job *job, const float *in, const float *w
 /* A row of pixels for V vectors of channels, the widest tiles first. */
 INLINE void conv_row(const conv_job *job, const float *in, const float *weight, float *out, int V, reach r) {
     long x = 0, W = job->W;
-#define TILE(P) conv_tile(job, in + x * r.step, weight, out + x * job->step, P, V, r)
+#define TILE(P) conv_tile(job, in + x * r.stride * r.step, weight, out + x * job->step, P, V, r)
     if (V == 1) {
         TILES(8)
     } else {
@@ -96,13 +97,13 @@ INLINE void conv_row(const conv_job *job, const float *in, const float *weight, 
 }
 
 INLINE void conv_with(const conv_job *job, reach r, int each) {
-    long o = 0, line = (job->W + r.k - 1) * r.step;
+    long o = 0, line = r.stride * job->in_line;
     for (; o + 2 * LANES <= job->O; o += 2 * LANES)
         for (long y = 0; y < job->H; y++)
             conv_row(job, job->in + y * line, job->weight + o, job->out + y * job->W * job->step + o, 2, r);
     for (long y = 0; y < job->H && o < job->O; y++) {
         float *out = job->out + y * job->W * job->step + o;
-        if (r.k == 3) conv_narrow_row(job, job->in + y * line, job->weight + o, out, r, each);
+        if (r.k == 3 && r.stride == 1) conv_narrow_row(job, job->in + y * line, job->weight + o, out, r, each);
         else conv_row(job, job->in + y * line, job->weight + o, out, 1, r);
     }
 }
@@ -110,27 +111,28 @@ INLINE void conv_with(const conv_job *job, reach r, int each) {
 /* Images of three colours, pointwise kernels and pixels without room for more have code of their own. */
 static void conv_by_taps(const conv_job *job) {
     long I = job->I, step = job->in_step;
-    if (each_of(job->O) == 2) conv_with(job, (reach){3, 3, 3}, 2);
-    else if (job->k == 3 && I == 3 && step == 3) conv_with(job, (reach){3, 3, 3}, 1);
-    else if (job->k == 1 && I == 3 && step == 3) conv_with(job, (reach){3, 1, 3}, 1);
-    else if (job->k == 1 && step == LANES) conv_with(job, (reach){I, 1, LANES}, 1);
-    else if (job->k == 1) conv_with(job, (reach){I, 1, step}, 1);
-    else if (step == I) conv_with(job, (reach){I, job->k, I}, 1);
-    else conv_with(job, (reach){I, job->k, step}, 1);
+    if (job->stride != 1) conv_with(job, (reach){I, job->k, step, job->stride}, 1);
+    else if (each_of(job->O) == 2) conv_with(job, (reach){3, 3, 3, 1}, 2);
+    else if (job->k == 3 && I == 3 && step == 3) conv_with(job, (reach){3, 3, 3, 1}, 1);
+    else if (job->k == 1 && I == 3 && step == 3) conv_with(job, (reach){3, 1, 3, 1}, 1);
+    else if (job->k == 1 && step == LANES) conv_with(job, (reach){I, 1, LANES, 1}, 1);
+    else if (job->k == 1) conv_with(job, (reach){I, 1, step, 1}, 1);
+    else if (step == I) conv_with(job, (reach){I, job->k, I, 1}, 1);
+    else conv_with(job, (reach){I, job->k, step, 1}, 1);
 }
 
 /* J numbers of each of K input rows x V vectors of output channels, over all pixels. */
 INLINE void wgrad_tile(const wgrad_job *job, const float *in, const float *out, float *sum, int K, int J, int V,
                        int each) {
     int parts = (J + each - 1) / each * V;
-    long line = (job->W + job->k - 1) * job->in_step;
+    long line = job->in_line, down = job->stride * line, right = job->stride * job->in_step;
     vec part[16];
 #pragma GCC unroll 16
     for (int t = 0; t < K * parts; t++) part[t] = splat(0);
-    for (long y = 0; y < job->H; y++, in += line, out += job->line) {
+    for (long y = 0; y < job->H; y++, in += down, out += job->line) {
         const float *from = in, *grad = out;
 #pragma GCC unroll 2
-        for (long x = 0; x < job->W; x++, from += job->in_step, grad += job->step) {
+        for (long x = 0; x < job->W; x++, from += right, grad += job->step) {
             vec g[2];
 #pragma GCC unroll 2
             for (int v = 0; v < V; v++) g[v] = repeat_each(grad + v * LANES, each);
@@ -158,7 +160,7 @@ INLINE void wgrad_run(const wgrad_job *job, const float *in, float *sum, long ro
 }
 
 INLINE void wgrad_rows(const wgrad_job *job, long ky, long o, int V) {
-    const float *in = job->in + ky * (job->W + job->k - 1) * job->in_step;
+    const float *in = job->in + ky * job->in_line;
     float *sum = job->sum + ky * job->k * job->I * job->O + o;
     if (job->in_step == job->I) wgrad_run(job, in, sum, job->k * job->I, o, V);
     else

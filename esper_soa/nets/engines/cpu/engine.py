@@ -12,16 +12,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
+from esper_soa.config.nets import IMAGE_SIZE
 from esper_soa.nets import batched
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.data.images import crops_of
+from esper_soa.nets.engines.cpu import host_program as hosts
 from esper_soa.nets.engines.cpu import program, records
+from esper_soa.nets.engines.cpu.operations import MODULE
 from esper_soa.nets.gradients import EXPLODING_NORM, SMALLEST_NORM, VANISHING_NORM
-from esper_soa.nets.model.blueprints import GATE, num_codes
-from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
-from esper_soa.nets.model.head import MEAN_LINEAR
-from esper_soa.nets.model.host import HostShape, foreign_segments
+from esper_soa.nets.model.blueprints import GATE, num_codes, seed_table
+from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.needs import Need, training_needs
 from esper_soa.nets.passes import Gradients, Measure, Pass, Piece, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import row_layout
@@ -33,42 +33,28 @@ from esper_soa.state import STATE_FLOAT
 from esper_soa.system.threads import Call
 from esper_soa.vocabulary import Blend
 
-SEGMENT_KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments, which chain.h has
 
-
-def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
-    """Why the kernels cannot take hosts of task `name` with these blueprints; "" where they can."""
-    known = {blueprint.name for blueprint in filter(program.runs, shape.blueprints)}
-    unknown = [name for name in blueprints if name not in known]
-    if unknown:
-        return f"there is none for the blueprint {', '.join(unknown)}"
-    unsupported = foreign_segments(shape, SEGMENT_KINDS)
-    if unsupported:
-        return f"there is none for segments of the host {name}: {unsupported}"
-    if not is_chain(shape):
-        return f"the hosts of {name} are no plain chain of convolutions, batch norms and pools"
-    return ""
-
-
-def is_chain(shape: HostShape) -> bool:
-    """Whether the host is what chain.h takes it for: convolution blocks on images of the package.
-
-    No pool may meet an odd side, of which the kernels would leave a line out.
-    """
-    blocks = conv_segments(shape.segments)
-    return (
-        [part.kind for part in shape.segments] == [*[CONV_BLOCK] * len(blocks), MEAN_LINEAR]
-        and shape.input_shape == (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
-        and not any(block.pooled and block.size % 2 for block in blocks)
+def obstacle(shape: HostShape) -> str:
+    """Why the kernels cannot take hosts and their seeds; "" where they can."""
+    seeds = (
+        (hosts.seed_obstacle(each, shape), each.name) for each in shape.blueprints if each.parts
     )
+    words = (f"{reason} (blueprint {name})" for reason, name in seeds if reason)
+    return hosts.host_obstacle(shape) or next(words, "")
+
+
+@lru_cache(maxsize=64)
+def _places(shape: HostShape) -> np.ndarray:
+    """The kernels' kinds of seeds by the codes of their blueprints; -1 where there is none."""
+    places = np.full(num_codes(shape.blueprints), -1)
+    for place, blueprint in enumerate(shape.blueprints):
+        if blueprint.parts and not hosts.seed_obstacle(blueprint, shape):
+            places[blueprint.code] = 1 + place
+    return places
 
 
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
-    places = np.full(num_codes(shape.blueprints), -1)
-    for place, blueprint in enumerate(shape.blueprints):
-        if program.runs(blueprint):
-            places[blueprint.code] = 1 + place
-    kinds = np.where(running, places[plan.blueprint], 0)
+    kinds = np.where(running, _places(shape)[plan.blueprint], 0)
     if (kinds < 0).any():
         code = plan.blueprint[kinds < 0][0]
         raise LookupError(f"no native kernel for seeds of blueprint code {code}")
@@ -98,19 +84,23 @@ def _blends(plan: SeedPlan) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _tables(shape: HostShape) -> dict[str, np.ndarray]:
-    blocks = conv_segments(shape.segments)
     widths = [spec.channels for spec in shape.slots]
     columns = {
-        "channels": [block.channels for block in blocks],
-        "kernels": [block.kernel for block in blocks],
-        "pooled": [block.pooled for block in blocks],
-        "before": [block.slot_before_pool for block in blocks],
-        "after": [block.slot_after_pool for block in blocks],
         "gate_at": [row_layout(shape, slot).seed for slot in range(len(widths))],
         "gate_hidden": [GATE.hidden.of(width) for width in widths],
         "programs": program.programs(shape.blueprints, widths),
     }
-    return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+    tables = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+    rows = [hosts.host_program(shape)]
+    modules = np.zeros((len(widths), len(shape.blueprints)), dtype=MODULE)
+    for slot, spec in enumerate(shape.slots):
+        for place, blueprint in enumerate(shape.blueprints):
+            if blueprint.module is not None and not hosts.seed_obstacle(blueprint, shape):
+                begin = sum(map(len, rows))
+                rows.append(hosts.seed_program(blueprint.module.make, spec.shape))
+                numel = seed_table(blueprint, spec.channels).total
+                modules[slot, place] = begin, begin + len(rows[-1]), numel
+    return tables | {"program": np.concatenate(rows), "modules": modules}
 
 
 def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
@@ -119,13 +109,14 @@ def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
     weights = shared.weights
     host = weights["host"]
     params = host["params"]
-    if not (is_chain(shape) and params.dtype == torch.float32):
+    if hosts.host_obstacle(shape) or params.dtype != torch.float32:
         raise LookupError(f"no native kernels for {params.dtype} networks of {shape.segments}")
     pools = [weights["seeds", spec.name] for spec in shape.slots]
     tables = _tables(shape)
     _, blueprints, parts, _ = tables["programs"].shape
     record = records.NativeNetworks(
-        blocks=len(tables["channels"]),
+        operations=len(hosts.host_program(shape)),
+        longest=int((tables["modules"]["end"] - tables["modules"]["begin"]).max()),
         slots=len(pools),
         classes=shape.num_classes,
         size=IMAGE_SIZE,
@@ -133,7 +124,6 @@ def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
         parts=parts,
         width=params.shape[1],
         statistics_width=host["statistics"].shape[1],
-        norm_momentum=batched.BATCH_NORM_MOMENTUM,
         eps=batched.NORM_EPS,
     )
     arrays: records.Held = {
@@ -142,13 +132,17 @@ def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
         "seed_momentum": _addresses(pools, "momentum", len(params)),
         "alpha": shared.alpha.to(params.dtype).contiguous(),
     }
-    return records.point(record, {**tables, **seeds, **arrays, **host}, rows=len(params))
+    state = host["momentum"].shape[1]
+    fields = {**tables, **seeds, **arrays, **host}
+    return records.point(
+        record, fields, rows=len(params), state=state, lines=len(tables["program"])
+    )
 
 
 def _addresses(pools: Sequence[TensorDict], name: str, rows: int) -> np.ndarray:
     """Where rows [N, W] of each pool begin, int64 [S]."""
     places = [
-        records.address(name, pool[name], records.SINGLE, count=rows * pool["params"].shape[1])
+        records.address(name, pool[name], records.SINGLE, count=rows * pool[name].shape[1])
         for pool in pools
     ]
     return np.array(places, dtype=np.int64)

@@ -9,7 +9,7 @@
 typedef struct {
     long batch, channels, pixels, classes;
     const float *x;             /* [B, pixels, P], P the channels in whole vectors with zeros in those added */
-    const float *weight, *bias; /* [K, C], [K] */
+    const float *weight, *bias; /* [K, C], [K]; may be NULL: no bias, and the mean itself */
     const int64_t *labels;      /* [B] */
     float *mean;                /* saved [B, P], over the pixels */
     float *gradient;               /* saved [B, K]: softmax less the label's one, over B: the gradient of the logits */
@@ -33,7 +33,8 @@ static inline void head_logits(const head *h, const float *x, float *mean, float
         for (long p = 0; p < h->pixels; p++) sum += load(x + p * P + c);
         store(mean + c, sum / splat((float)h->pixels));
     }
-    for (long k = 0; k < h->classes; k++) logits[k] = h->bias[k] + dot(h->weight + k * C, mean, C);
+    if (!h->weight) memcpy(logits, mean, (size_t)h->classes * sizeof(float));
+    for (long k = 0; k < h->classes && h->weight; k++) logits[k] = (h->bias ? h->bias[k] : 0.0f) + dot(h->weight + k * C, mean, C);
 }
 
 /* The first of the largest; a NaN counts as larger, as in torch. */
@@ -75,10 +76,11 @@ static inline void sample_back(const head *h, long b) {
     float *to = h->grad_x + b * h->pixels * P; /* of all pixels, at the first */
     const float *mean = h->mean + b * P, *gradient = h->gradient + b * h->classes;
     zero(to, P);
-    for (long k = 0; k < h->classes; k++) {
+    if (!h->weight) memcpy(to, gradient, (size_t)h->classes * sizeof(float));
+    for (long k = 0; k < h->classes && h->weight; k++) {
         float *grad = h->grad_weight + k * C;
         const float *weight = h->weight + k * C;
-        h->grad_bias[k] += gradient[k];
+        if (h->bias) h->grad_bias[k] += gradient[k];
         for (long c = 0; c < C; c++) {
             grad[c] += gradient[k] * mean[c];
             to[c] += gradient[k] * weight[c];
@@ -89,8 +91,8 @@ static inline void sample_back(const head *h, long b) {
 }
 
 static inline void head_backward(const head *h) {
-    zero(h->grad_weight, h->classes * h->channels);
-    zero(h->grad_bias, h->classes);
+    if (h->weight) zero(h->grad_weight, h->classes * h->channels);
+    if (h->bias) zero(h->grad_bias, h->classes);
     for (long b = 0; b < h->batch; b++) sample_back(h, b);
 }
 

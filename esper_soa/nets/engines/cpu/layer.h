@@ -2,46 +2,57 @@
 #ifndef ESPER_LAYER_H
 #define ESPER_LAYER_H
 
+#include "activation.h"
+#include "depth.h"
 #include "direct.h"
 #include "norm.h"
 #include "pool.h"
 #include "winograd.h"
 #include "work.h"
 
-/* Image b as the convolution reads it; `padded` holds the one that it was last called for. */
+/* Image b as the convolution reads it; `padded` holds those of the group that it was last called for. */
 static inline const float *read_image(const descriptor *s, float *padded, long b) {
-    long more = s->padded ? s->kernel - 1 : 0;
-    const float *from = s->x + b * (s->height + more) * (s->width + more) * s->x_pixel;
-    if (s->padded || s->kernel == 1) return from;
-    pad_image(padded, s->kernel / 2, from, s->height, s->width, s->x_pixel);
+    if (s->padded) return s->x + b * padded_floats(s, s->x_pixel);
+    const float *from = s->x + b * in_floats(s);
+    if (!s->padding) return from;
+    padded += b % group_of(s) * padded_floats(s, s->x_pixel);
+    pad_image(padded, s->padding, from, s->in_height, s->in_width, s->x_pixel);
     return padded;
 }
 
 static void conv_by(const conv_job *job) {
-    if (tile_side(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
+    if (job->depthwise) conv_by_channels(job);
+    else if (job->tiles) conv_by_tiles(job);
     else conv_by_taps(job);
 }
 
 static void wgrad_by(const wgrad_job *job) {
-    if (tile_side(job->H, job->W, job->I, job->k)) wgrad_by_tiles(job);
+    if (job->depthwise) wgrad_by_channels(job);
+    else if (job->tiles) wgrad_by_tiles(job);
     else wgrad_by_taps(job);
 }
 
 static inline void conv_image(const conv_job *job) {
-    kernels_for(job->O, in_pairs(job->H, job->W, job->I, job->k, job->in_step))->convolve(job);
+    kernels_for(job->O, in_pairs(job->W, job->k, job->in_step, job->stride, job->tiles))->convolve(job);
 }
 
 static inline void wgrad_image(const wgrad_job *job) {
-    kernels_for(job->O, in_pairs(job->H, job->W, job->I, job->k, job->in_step))->wgrad(job);
+    kernels_for(job->O, in_pairs(job->W, job->k, job->in_step, job->stride, job->tiles))->wgrad(job);
 }
 
-/* The convolution of image b to [H, W, P]. */
-static inline void convolve(const descriptor *s, const work *t, float *out, long b) {
+/* The convolution of images b to b + count, of a group, to [count, height, width, P]. */
+static inline void convolve_images(const descriptor *s, const work *t, float *out, long b, long count) {
     long P = round_up(s->out_channels);
+    if (!s->kernel) return; /* it stands where x does */
+    for (long i = 1; i < count; i++) read_image(s, t->padded, b + i);
     conv_job job = {.in = read_image(s, t->padded, b), .weight = t->weights, .out = out, .H = s->height, .W = s->width,
-                    .I = forward_channels(s), .O = P, .k = s->kernel, .in_step = s->x_pixel, .step = P, .room = t->room};
-    conv_image(&job);
+                    .I = forward_channels(s), .O = group_outputs(s), .k = s->kernel, .in_step = s->x_pixel, .step = P,
+                    .room = t->room, .in_line = padded_width(s) * s->x_pixel, .stride = s->stride, .tiles = forward_tiles(s),
+                    .depthwise = s->depthwise, .images = count, .in_image = padded_floats(s, s->x_pixel),
+                    .out_image = image_floats(s)};
+    for (long g = 0; g < s->split; g++, job.in += job.I, job.weight += group_weights(s), job.out += job.O) conv_image(&job);
 }
+static inline void convolve(const descriptor *s, const work *t, float *out, long b) { convolve_images(s, t, out, b, 1); }
 
 /* The factor in which the layer is added. */
 INLINE float alpha_of(const descriptor *s) { return s->alpha ? *s->alpha : 1.0f; }
@@ -97,10 +108,10 @@ static inline void start_rows(const descriptor *s, const work *t, const float *m
     for (long c = 0; c < O; c++) t->rows[FLOW * P + c] = t->rows[GAIN * P + c] * alpha_of(s);
 }
 
-/* Where the first pixel lies in the padded gradient. */
-INLINE float *padded_grad(const descriptor *s, const work *t) {
-    long half = s->kernel / 2;
-    return t->grad + (half * (s->width + s->kernel - 1) + half) * round_up(s->out_channels);
+/* Where the first pixel of image b lies in the padded gradients of its group. */
+INLINE float *padded_grad(const descriptor *s, const work *t, long b) {
+    long before = s->kernel > 1 ? s->kernel - 1 - s->padding : 0;
+    return t->grad + b % group_of(s) * grad_floats(s) + before * (grad_width(s) + 1) * round_up(s->out_channels);
 }
 
 /* The gradient that passes the ReLU, of a vector of channels at one pixel; y is the convolution's value there. */
@@ -157,13 +168,13 @@ static inline void gather(const descriptor *s, const work *t, const float *y, lo
 
 /* dy of a vector of channels of one image into the padded gradient `to`. */
 INLINE void spread_channels(const descriptor *s, const float *rows, const float *y, long at, float *to) {
-    long P = round_up(s->out_channels), W = s->width, line = (W + s->kernel - 1) * P;
+    long P = round_up(s->out_channels), W = s->width, right = apart_of(s) * P, line = grad_width(s) * right;
     vec gain = load(rows + GAIN * P), offset = load(rows + OFFSET * P), mean = load(rows + MEAN * P);
     vec flow = load(rows + FLOW * P), slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
     for (long r = 0; r < s->height && !s->pooled; r++)
         for (long x = 0; x < W; x++, at += P, y += P) {
             vec dz = behind_relu(s, gain, offset, load(y), load(s->grad_out + at));
-            store(to + r * line + x * P, flow * dz + (slope * (load(y) - mean) + level));
+            store(to + r * line + x * right, flow * dz + (slope * (load(y) - mean) + level));
         }
     for (long r = 0; r + 1 < s->height && s->pooled; r += 2)
         for (long x = 0; x + 1 < W; x += 2, at += P) {
@@ -173,7 +184,7 @@ INLINE void spread_channels(const descriptor *s, const float *rows, const float 
             for (int q = 0; q < 4; q++) {
                 vec value = load(y + ((r + (q >> 1)) * W + x + (q & 1)) * P);
                 vec dy = flow * keep(place == q, dz) + (slope * (value - mean) + level);
-                store(to + (r + (q >> 1)) * line + (x + (q & 1)) * P, dy);
+                store(to + (r + (q >> 1)) * line + (x + (q & 1)) * right, dy);
             }
         }
 }
@@ -181,25 +192,67 @@ INLINE void spread_channels(const descriptor *s, const float *rows, const float 
 /* dy of image b, y its convolution, into the padded gradient. */
 static inline void spread(const descriptor *s, const work *t, const float *y, long b) {
     for (long c = 0; c < round_up(s->out_channels); c += LANES)
-        spread_channels(s, t->rows + c, y + c, b * out_floats(s) + c, padded_grad(s, t) + c);
+        spread_channels(s, t->rows + c, y + c, b * out_floats(s) + c, padded_grad(s, t, b) + c);
 }
 
-/* From dy of image b, in t->grad, the gradients of weights and input. */
-static inline void convolution_gradients(const descriptor *s, const work *t, long b) {
-    long P = round_up(s->out_channels), Q = round_up(s->in_channels);
-    wgrad_job job = {.in = read_image(s, t->padded, b), .out = padded_grad(s, t), .sum = t->grad_weight, .H = s->height,
-                     .W = s->width, .I = forward_channels(s), .O = P, .k = s->kernel, .in_step = s->x_pixel, .step = P,
-                     .line = (s->width + s->kernel - 1) * P, .room = t->room};
-    wgrad_image(&job);
-    if (!wants_input_gradient(s)) return;
-    conv_job back = {.in = t->grad, .weight = t->turned, .out = s->grad_x + b * s->height * s->width * Q,
-                     .H = s->height, .W = s->width, .I = backward_channels(s), .O = Q, .k = s->kernel, .in_step = P,
-                     .step = Q, .room = t->room};
-    conv_image(&back);
+/* Where a kernel covers all of x, each pixel met one tap; dy is the pixel `at`. */
+static inline void by_pixels(const descriptor *s, conv_job job, long at) {
+    long taps = job.k * job.k, each = (s->depthwise ? 1 : job.I) * job.O;
+    job.in += at, job.H = job.W = job.k = 1;
+    for (long tap = taps - 1; tap >= 0; tap--, job.out += job.step) {
+        conv_job own = job;
+        own.weight += tap * each;
+        conv_image(&own);
+    }
 }
+
+/* Of a pointwise convolution with a stride. */
+static inline void by_lines(const descriptor *s, conv_job job) {
+    long line = s->stride * s->in_width * job.step;
+    job.H = 1, job.W = s->width, job.step *= s->stride;
+    for (long y = 0; y < s->height; y++, job.in += job.in_line, job.out += line) conv_image(&job);
+}
+
+/* The gradient of images b to b + count of x, from dy in t->grad. */
+static inline void input_gradient(const descriptor *s, const work *t, long b, long count) {
+    long P = round_up(s->out_channels), Q = round_up(s->in_channels), k = s->kernel;
+    float *to = s->grad_x + b * in_floats(s);
+    conv_job job = {.in = t->grad, .weight = t->turned, .out = to, .H = s->in_height, .W = s->in_width,
+                    .I = backward_channels(s), .O = s->split > 1 ? s->in_channels / s->split : Q, .k = k, .in_step = P,
+                    .step = Q, .room = t->room, .in_line = grad_width(s) * P, .stride = 1, .tiles = backward_tiles(s),
+                    .depthwise = s->depthwise, .images = count, .in_image = grad_floats(s), .out_image = in_floats(s)};
+    if (k == 1 && s->stride > 1) zero(to, in_floats(s));
+    for (long g = 0; g < s->split; g++, job.in += job.I, job.weight += group_weights(s), job.out += job.O)
+        if (k > 1 && k == s->in_height && !s->padding) by_pixels(s, job, padded_grad(s, t, b) - t->grad);
+        else if (k > 1 || s->stride == 1) conv_image(&job);
+        else by_lines(s, job);
+}
+
+/* From dy of images b to b + count, in t->grad, the gradients of weights and input. */
+static inline void group_gradients(const descriptor *s, const work *t, long b, long count) {
+    long P = round_up(s->out_channels), right = apart_of(s) * P;
+    if (!s->kernel) {
+        if (wants_input_gradient(s)) memcpy(s->grad_x + b * in_floats(s), t->grad, (size_t)in_floats(s) * sizeof(float));
+        return;
+    }
+    for (long i = 1; i < count; i++) read_image(s, t->padded, b + i);
+    wgrad_job job = {.in = read_image(s, t->padded, b), .out = padded_grad(s, t, b), .sum = t->grad_weight, .H = s->height,
+                     .W = s->width, .I = forward_channels(s), .O = group_outputs(s), .k = s->kernel,
+                     .in_step = s->x_pixel, .step = right, .line = grad_width(s) * right, .room = t->room, .in_line = padded_width(s) * s->x_pixel,
+                     .stride = s->stride, .tiles = forward_tiles(s), .depthwise = s->depthwise, .images = count,
+                     .in_image = padded_floats(s, s->x_pixel), .out_image = grad_floats(s)};
+    for (long g = 0; g < s->split; g++, job.in += job.I, job.out += job.O, job.sum += group_weights(s)) wgrad_image(&job);
+    if (wants_input_gradient(s)) input_gradient(s, t, b, count);
+}
+static inline void convolution_gradients(const descriptor *s, const work *t, long b) { group_gradients(s, t, b, 1); }
 
 static inline void unpack_gradients(const descriptor *s, const work *t) {
-    unpack_gradient(s->grad_weight, t->grad_weight, s->out_channels, s->in_channels, s->kernel, forward_tiles(s));
+    long C = s->out_channels, taps = s->kernel * s->kernel;
+    for (long g = 0, at = 0; g < s->split && !s->depthwise; g++, at += group_weights(s))
+        unpack_gradient(s->grad_weight + at, t->grad_weight + at, C / s->split, s->in_channels / s->split, s->kernel,
+                        forward_tiles(s));
+    for (long c = 0; c < C && s->depthwise; c++)
+        for (long tap = 0; tap < taps; tap++) s->grad_weight[c * taps + tap] = t->grad_weight[tap * round_up(C) + c];
 }
 
 #endif

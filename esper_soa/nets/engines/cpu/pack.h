@@ -96,6 +96,13 @@ static inline void pack_backward(float *to, const float *weight, long O, long I,
     pack(to, weight, O, I, I * k * k, k * k, k, tiles, 1);
 }
 
+/* Of a depthwise convolution, weights [C, 1, k, k]: [k * k, P], by half a turn where `turn`. `to` is zeroed. */
+static inline void pack_depth(float *to, const float *weight, long C, long k, int turn) {
+    long taps = k * k;
+    for (long c = 0; c < C; c++)
+        for (long tap = 0; tap < taps; tap++) to[tap * round_up(C) + c] = weight[c * taps + (turn ? taps - 1 - tap : tap)];
+}
+
 /* Packed sum [F, I, P] -> gradient [O, I, k, k]. */
 static inline void unpack_gradient(float *to, const float *sum, long O, long I, long k, int tiles) {
     long taps = k * k, gap = read_channels(I, tiles) * round_up(O);

@@ -18,7 +18,7 @@ static void relu_forward(const descriptor *s, const work *t) {
 static void behind_zero(const descriptor *s, const work *t, long b) {
     long P = round_up(s->out_channels), line = (s->width + s->kernel - 1) * P;
     const float *out = s->out + b * image_floats(s), *grad = s->grad_out + b * image_floats(s);
-    float *to = padded_grad(s, t);
+    float *to = padded_grad(s, t, b);
     for (long y = 0; y < s->height; y++)
         for (long i = 0; i < s->width * P; i += LANES) {
             long at = y * s->width * P + i;
@@ -35,75 +35,20 @@ static void relu_backward(const descriptor *s, const work *t) {
     unpack_gradients(s, t);
 }
 
-#define SIDE 3 /* of a depthwise kernel */
-#define TAPS (SIDE * SIDE)
-
-/* Weights [TAPS, P], turned by half a turn where asked for. */
-static void pack_depth(const descriptor *s, float *to, int turn) {
-    long C = s->out_channels, P = round_up(C);
-    zero(to, TAPS * P);
-    for (long c = 0; c < C; c++)
-        for (long tap = 0; tap < TAPS; tap++) to[tap * P + c] = s->weight[c * TAPS + (turn ? TAPS - 1 - tap : tap)];
-}
-
-/* One image, padded, to [H, W, P]. */
-static void depth_image(const descriptor *s, const float *padded, const float *weight, float *out) {
-    long P = round_up(s->out_channels), line = (s->width + SIDE - 1) * P;
-    for (long c = 0; c < P; c += LANES) {
-        vec w[TAPS];
-#pragma GCC unroll 9
-        for (long tap = 0; tap < TAPS; tap++) w[tap] = load(weight + tap * P + c);
-        for (long y = 0; y < s->height; y++)
-            for (long x = 0; x < s->width; x++) {
-                const float *from = padded + y * line + x * P + c;
-                vec sum = splat(0);
-#pragma GCC unroll 9
-                for (long tap = 0; tap < TAPS; tap++) sum += w[tap] * load(from + tap / SIDE * line + tap % SIDE * P);
-                store(out + (y * s->width + x) * P + c, sum);
-            }
-    }
-}
-
-/* Depthwise convolution; weight [C, 1, 3, 3]. */
+/* Depthwise convolution; weight [C, 1, k, k]. */
 static void depth_forward(const descriptor *s, const work *t) {
-    pack_depth(s, t->weights, 0);
-    zero(t->padded, padded_floats(s, s->x_pixel));
-    for (long b = 0; b < s->batch; b++)
-        depth_image(s, read_image(s, t->padded, b), t->weights, s->out + b * image_floats(s));
-}
-
-/* sum [TAPS, P] += padded x at a tap * gradient, over the pixels of an image. */
-static void depth_weights(const descriptor *s, const float *padded, const float *grad, float *sum) {
-    long P = round_up(s->out_channels), line = (s->width + SIDE - 1) * P;
-    for (long c = 0; c < P; c += LANES)
-        for (long ky = 0; ky < SIDE; ky++) {
-            vec part[SIDE] = {splat(0), splat(0), splat(0)};
-            for (long y = 0; y < s->height; y++)
-                for (long x = 0; x < s->width; x++) {
-                    const float *from = padded + (y + ky) * line + x * P + c;
-                    vec g = load(grad + (y * s->width + x) * P + c);
-#pragma GCC unroll 3
-                    for (long kx = 0; kx < SIDE; kx++) part[kx] += load(from + kx * P) * g;
-                }
-            float *to = sum + ky * SIDE * P + c;
-            for (long kx = 0; kx < SIDE; kx++) store(to + kx * P, load(to + kx * P) + part[kx]);
-        }
+    ready_forward(s, t);
+    for (long b = 0; b < s->batch; b++) convolve(s, t, s->out + b * image_floats(s), b);
 }
 
 static void depth_backward(const descriptor *s, const work *t) {
-    long C = s->out_channels, P = round_up(C);
-    pack_depth(s, t->weights, 1);
-    zero(t->grad_weight, TAPS * P);
-    zero(t->padded, padded_floats(s, P));
+    ready_backward(s, t);
     for (long b = 0; b < s->batch; b++) {
         const float *grad = s->grad_out + b * image_floats(s);
-        depth_weights(s, read_image(s, t->padded, b), grad, t->grad_weight);
-        if (!s->grad_x) continue;
-        pad_image(t->padded, SIDE / 2, grad, s->height, s->width, P);
-        depth_image(s, t->padded, t->weights, s->grad_x + b * image_floats(s));
+        pad_image(t->grad, s->kernel / 2, grad, s->height, s->width, round_up(s->out_channels));
+        convolution_gradients(s, t, b);
     }
-    for (long c = 0; c < C; c++)
-        for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = t->grad_weight[tap * P + c];
+    unpack_gradients(s, t);
 }
 
 /* factor * (norm(x) - x), a group norm, plus x where own_residual; factor = alpha, and the gradient of its arc hyperbolic

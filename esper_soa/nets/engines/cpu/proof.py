@@ -23,7 +23,9 @@ from esper_soa.nets.engine import EngineChoice
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
+from esper_soa.nets.engines.cpu.host_program import host_program
 from esper_soa.nets.engines.cpu.library import kernels, replace_kernels
+from esper_soa.nets.engines.cpu.operations import MODULE, OPERATION
 from esper_soa.nets.engines.cpu.sequences import SequenceBlock, SequenceEngine, SequenceHead
 from esper_soa.nets.model.blueprints import BLUEPRINTS, SEQUENCE_BLUEPRINTS
 from esper_soa.nets.model.host import HostShape, host_shape
@@ -37,7 +39,9 @@ from esper_soa.vocabulary import Blend, Blueprint, Stage
 NATIVE_RECORDS: dict[str, type[ctypes.Structure]] = {
     "crops": records.CropsRecord,
     "sgd": records.Sgd,
+    "operation": np.ctypeslib.as_ctypes_type(OPERATION),  # type: ignore[arg-type, dict-item]
     "networks": records.NativeNetworks,
+    "module_seed": np.ctypeslib.as_ctypes_type(MODULE),  # type: ignore[arg-type, dict-item]
     "seed_part": program.NativePart,
     "training": records.Training,
     "validation": records.Validation,
@@ -50,6 +54,8 @@ CPU = torch.device("cpu")
 PROOF_ROUNDING = 1e-3
 PROOF_BATCH = 3
 PROOF_SAMPLES = 16
+NUM_TRIES = 3
+NUM_SEEDS = 2  # least kinds of them with which the hosts of a run are proven
 
 
 class Case(NamedTuple):
@@ -63,6 +69,7 @@ class Case(NamedTuple):
     detached: int  # learns behind the host, cut off from it
     samples: BatchSource
     spread: float  # of all weights
+    moving: float = 1.0  # of momentum, in spreads
 
 
 class ImageSizes(NamedTuple):
@@ -104,13 +111,14 @@ def proof_images() -> BatchSource:
     return synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU)
 
 
-def image_case(sizes: ImageSizes) -> Case:
+def image_case(sizes: ImageSizes, optimizer: str = "sgd") -> Case:
     """Hosts of images, each block with a pool."""
     blueprints = tuple(known for known in BLUEPRINTS if known.code not in sizes.left_out)
     task = TaskConfig(base_channels=sizes.channels, num_blocks=sizes.blocks, num_pools=sizes.blocks)
     task.blueprints = [blueprint.name for blueprint in blueprints[1:]]
     task.max_grad_norm = 0.05
     task.weight_decay = 0.01
+    task.optimizer = optimizer
     engine = CpuEngine(EngineChoice(True, ""))
     return Case(
         lambda _: engine,
@@ -146,6 +154,22 @@ def sequence_case(sizes: SequenceSizes) -> Case:
     )
 
 
+def is_traced(shape: HostShape) -> bool:
+    """Whether the hosts or their seeds are of more operations than chains of blocks have."""
+    traced = host_program(shape)["together"].any()
+    return bool(traced or any(blueprint.module for blueprint in shape.blueprints))
+
+
+def host_case(shape: HostShape, optimizer: str) -> Case:
+    """Hosts of a run, one with each seed that is a module, and some others, in all slots."""
+    known = sorted(shape.blueprints, key=lambda blueprint: blueprint.module is None)
+    codes = [blueprint.code for blueprint in known if blueprint.parts]
+    count = max(NUM_SEEDS, sum(blueprint.module is not None for blueprint in known))
+    still = image_case(IMAGE_SIZES[0], optimizer)._replace(moving=0.0)  # and gradients are seen
+    chosen = tuple(codes[:count])
+    return still._replace(shape=shape, codes=chosen, blends={}, detached=-1, spread=0.25)
+
+
 class _Field(ctypes.Structure):
     """field of records.c."""
 
@@ -161,13 +185,15 @@ def choose_native(
     dtype: torch.dtype = torch.float32,
     obstacle: str = "",
     sequences: bool = False,
+    shape: HostShape | None = None,
+    optimizer: str = "sgd",
 ) -> EngineChoice:
     """Whether the kernels compute for networks in `dtype` on `device`, else torch, and why.
 
     exact: the engine that they are proven against. obstacle: why the networks of this run cannot be
     left to them, where that is so. sequences: whether it is about those for sequences, not those
-    for images. Kernels that are proven are taken without a timing: what a run
-    computes must not depend on how busy the machine was.
+    for images. shape: of the hosts of this run. Kernels that are proven are taken without a timing:
+    what a run computes must not depend on how busy the machine was.
     """
     if device.type != "cpu" or dtype != torch.float32:
         why = f"native kernels are for float32 on a CPU, not {dtype} on {device.type}"
@@ -175,39 +201,56 @@ def choose_native(
     try:
         if obstacle:
             raise NativeError(obstacle)
-        words, sha256 = prove_or_replace(exact, sequences)
+        words, sha256 = prove_or_replace(exact, sequences, optimizer)
+        if shape is not None and not sequences and is_traced(shape):
+            prove_hosts(exact, shape, optimizer)
     except NativeError as error:
         why = f"plain torch, slower: no native kernels, {error}"
         return EngineChoice(False, why, fallback=True)
     return EngineChoice(True, f"native, {words}", sha256=sha256, name=ENGINE_NAME)
 
 
-def prove_or_replace(exact: PieceEngine, sequences: bool) -> tuple[str, str]:
+def prove_or_replace(exact: PieceEngine, sequences: bool, optimizer: str) -> tuple[str, str]:
     """Words for logs and SHA-256 of kernels that are proven, compiled anew where they fail in any
     process; raises NativeError.
     """
     words = kernels().words
     try:
-        prove(exact, sequences)
+        prove(exact, sequences, optimizer)
     except NativeError as error:
         if not replace_kernels():
             raise
-        prove(exact, sequences)
+        prove(exact, sequences, optimizer)
         words = f"{kernels().words} anew, as {error}"
     return words, kernels().sha256
 
 
 @cache
-def prove(exact: PieceEngine, sequences: bool = False) -> None:
+def prove(exact: PieceEngine, sequences: bool = False, optimizer: str = "sgd") -> None:
     """Raise NativeError unless the library's records are ours and its networks those of `exact`."""
     compare_records(NATIVE_RECORDS)
-    cases = map(sequence_case, SEQUENCE_SIZES) if sequences else map(image_case, IMAGE_SIZES)
+    images = (image_case(sizes, optimizer) for sizes in IMAGE_SIZES)
+    cases = map(sequence_case, SEQUENCE_SIZES) if sequences else images
     for name, error in (pair for case in cases for pair in differences(case, exact)):
         if not error <= PROOF_ROUNDING:
             raise NativeError(
                 f"{kernels().functions._name} computes {name} of a small network otherwise than "
                 f"torch, by {error:.1e} (CC=<command> names another compiler)"
             )
+
+
+@cache
+def prove_hosts(exact: PieceEngine, shape: HostShape, optimizer: str) -> None:
+    """Raise NativeError unless these hosts are those of `exact`, with any of some weights: a number
+    that rounding puts on the other side of a ReLU moves others by much.
+    """
+    for seed in range(NUM_TRIES):
+        errors = differences(host_case(shape, optimizer), exact, seed=seed)
+        name, error = max(errors, key=lambda pair: pair[1])
+        if error <= PROOF_ROUNDING:
+            return
+    wrong = f"{name} of these hosts otherwise than torch, by {error:.1e}"
+    raise NativeError(f"{kernels().functions._name} computes {wrong}")
 
 
 def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
@@ -246,16 +289,19 @@ def differences(case: Case, exact: PieceEngine, seed: int = 1) -> Iterator[tuple
 def results(engine: PieceEngine, case: Case, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
     """Weights after a step, its report, and validation on samples by env and on shared samples."""
     count = len(case.codes)
-    kinds = np.array(case.codes)[:, None]
+    kinds = np.array(case.codes)[:, None].repeat(len(case.shape.slots), axis=1)
     setup = Setup(case.shape, case.task, (Stage.TRAINING,), env_chunk=count, eval_batch=PROOF_BATCH)
     g = torch.Generator().manual_seed(seed)
-    weights = pools.allocate(case.shape, count, CPU, dtype=torch.float32)
-    for rows in weights.flatten_keys(".").values():
+    optimizer = case.task.optimizer
+    weights = pools.allocate(case.shape, count, CPU, dtype=torch.float32, optimizer=optimizer)
+    for name, rows in weights.flatten_keys(".").items():
         rows.copy_(case.spread * torch.randn(rows.shape, generator=g))
-    weights["host", "statistics"].abs_().add_(0.5)
+        if name.endswith("momentum"):
+            rows.mul_(case.moving).abs_()  # no second moment is below 0
+    weights["host", "statistics"].abs_().add_(0.5).ceil_()  # counts of batches among them
     weights = weights.to(dtype)
     stage = np.where(kinds == case.detached, Stage.TRAINING, Stage.BLENDING)
-    blend = np.array([[case.blends.get(code, Blend.ADD)] for code in case.codes])
+    blend = np.vectorize(lambda code: case.blends.get(code, Blend.ADD), otypes=[int])(kinds)
     mask = np.ones_like(kinds, dtype=bool)
     visible = stage != Stage.TRAINING
     seeds = pools.ActiveSeeds(mask, stage, kinds, blend, ~mask, visible, visible, ~mask, ~mask)

@@ -15,6 +15,8 @@ typedef struct {
 
 #define CROPS(name) AT(crops, name)
 #define SGD(name) AT(sgd, name)
+#define OPERATION(name) AT(operation, name)
+#define MODULE(name) AT(module_seed, name)
 #define NETWORKS(name) AT(networks, name)
 #define PART(name) AT(seed_part, name)
 #define TRAINING(name) AT(training, name)
@@ -25,13 +27,18 @@ typedef struct {
 static const field FIELDS[] = {
     RECORD(crops), CROPS(size), CROPS(line), CROPS(colour), CROPS(env_stride), CROPS(bytes),
     CROPS(first), CROPS(values),
-    RECORD(sgd), SGD(max_norm), SGD(eps), SGD(rate), SGD(momentum), SGD(decay),
-    RECORD(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(size),
-    NETWORKS(channels), NETWORKS(kernels), NETWORKS(pooled), NETWORKS(before), NETWORKS(after), NETWORKS(gate_at),
-    NETWORKS(gate_hidden), NETWORKS(blueprints), NETWORKS(parts), NETWORKS(programs),
+    RECORD(sgd), SGD(max_norm), SGD(eps), SGD(rate), SGD(momentum), SGD(decay), SGD(second_decay),
+    RECORD(operation), OPERATION(kind), OPERATION(first), OPERATION(second), OPERATION(outputs), OPERATION(side),
+    OPERATION(kernel), OPERATION(stride), OPERATION(padding), OPERATION(depthwise), OPERATION(split), OPERATION(activation),
+    OPERATION(pooled), OPERATION(together), OPERATION(before), OPERATION(after), OPERATION(weight), OPERATION(scale), OPERATION(shift),
+    OPERATION(mean), OPERATION(variance), OPERATION(count), OPERATION(eps), OPERATION(momentum),
+    RECORD(networks), NETWORKS(operations), NETWORKS(slots), NETWORKS(classes), NETWORKS(size), NETWORKS(program),
+    NETWORKS(gate_at),
+    NETWORKS(gate_hidden), NETWORKS(blueprints), NETWORKS(parts), NETWORKS(programs), NETWORKS(modules), NETWORKS(longest),
     NETWORKS(width), NETWORKS(statistics_width), NETWORKS(seed_width), NETWORKS(params), NETWORKS(momentum),
     NETWORKS(statistics), NETWORKS(seed_params), NETWORKS(seed_momentum), NETWORKS(seed_kind), NETWORKS(seed_flags),
-    NETWORKS(alpha), NETWORKS(norm_momentum), NETWORKS(eps),
+    NETWORKS(alpha), NETWORKS(eps),
+    RECORD(module_seed), MODULE(begin), MODULE(end), MODULE(numel),
     RECORD(seed_part), PART(kind), PART(outputs), PART(kernel), PART(groups), PART(hidden), PART(flags),
     RECORD(training), TRAINING(nets), TRAINING(count), TRAINING(batch), TRAINING(accumulate), TRAINING(envs),
     TRAINING(images), TRAINING(labels), TRAINING(host), TRAINING(seed), TRAINING(loss), TRAINING(correct), TRAINING(l2),

@@ -15,7 +15,8 @@ from torch.profiler import record_function
 
 from esper_soa.nets.data.images import ImageBank
 from esper_soa.nets.engines.cpu.library import kernels
-from esper_soa.nets.sgd import UpdateRule
+from esper_soa.nets.engines.cpu.operations import MODULE, OPERATION
+from esper_soa.nets.sgd import SECOND_DECAY, UpdateRule
 
 
 class Numbers(NamedTuple):
@@ -76,20 +77,22 @@ class NativeNetworks(PointingRecord):
     """networks of chain.h."""
 
     _fields_ = [
-        *all_of(INTEGER, "blocks slots classes size"),
-        *all_of(POINTER, "channels kernels pooled before after gate_at gate_hidden"),
+        *all_of(INTEGER, "operations slots classes size"),
+        *all_of(POINTER, "program gate_at gate_hidden"),
         *all_of(INTEGER, "blueprints parts"),
-        *all_of(POINTER, "programs"),
+        *all_of(POINTER, "programs modules"),
+        ("longest", INTEGER),
         *all_of(INTEGER, "width statistics_width"),
         *all_of(POINTER, "seed_width params momentum statistics seed_params seed_momentum"),
         *all_of(POINTER, "seed_kind seed_flags alpha"),
-        *all_of(NUMBER, "norm_momentum eps"),
+        ("eps", NUMBER),
     ]
     POINTERS = {
+        **lead_to(frozenset({OPERATION}), {"lines": "program"}),
+        **lead_to(frozenset({MODULE}), {"slots blueprints": "modules"}),
         **lead_to(
             WHOLE,
             {
-                "blocks": "channels kernels pooled before after",
                 "slots": "gate_at gate_hidden seed_width seed_params seed_momentum",
                 "slots blueprints parts 6": "programs",
                 "rows slots": "seed_kind seed_flags",
@@ -98,7 +101,8 @@ class NativeNetworks(PointingRecord):
         **lead_to(
             SINGLE,
             {
-                "rows width": "params momentum",
+                "rows width": "params",
+                "rows state": "momentum",
                 "rows statistics_width": "statistics",
                 "rows slots": "alpha",
             },
@@ -109,7 +113,7 @@ class NativeNetworks(PointingRecord):
 class Sgd(ctypes.Structure):
     """sgd of sgd.h."""
 
-    _fields_ = all_of(NUMBER, "max_norm eps rate momentum decay")
+    _fields_ = all_of(NUMBER, "max_norm eps rate momentum decay second_decay")
 
 
 class Training(PointingRecord):
@@ -127,7 +131,7 @@ class Training(PointingRecord):
     POINTERS = {
         **lead_to(WHOLE, {"count": "envs correct", "count accumulate batch": "labels"}),
         **lead_to(SINGLE, {"count": "loss"}),
-        **lead_to(DOUBLE, {"rows 5": "host seed", "rows slots": "l2 health ratio"}),
+        **lead_to(DOUBLE, {"rows 6": "host seed", "rows slots": "l2 health ratio"}),
         **lead_to(BYTES, {"rows slots": "vanishing exploding measured"}),
     }
 
@@ -202,10 +206,12 @@ def crops_record(bank: ImageBank, first: Tensor, crops: int) -> CropsRecord:
 
 
 def sgd_of(rule: UpdateRule, num_nets: int) -> np.ndarray:
-    """Records of so many networks, float64 [N, 5]."""
-    records = np.empty((num_nets, len(Sgd._fields_)))
-    for column, value in enumerate(rule[: len(Sgd._fields_)]):
+    """Records of so many networks, float64 [N, 6]."""
+    *values, optimizer = rule
+    records = np.empty((num_nets, len(values) + 1))
+    for column, value in enumerate(values):
         records[:, column] = value[:, 0].numpy() if isinstance(value, Tensor) else value
+    records[:, -1] = SECOND_DECAY if optimizer == "adamw" else 0.0
     return records
 
 

@@ -2,6 +2,7 @@
 #include "block.h"
 #include "blend.h"
 #include "parts.h"
+#include "points.h"
 #include "pool.h"
 #include "seed.h"
 
@@ -15,6 +16,9 @@ const kernels KERNELS = {
         [NORMED] = {normed_forward, normed_backward},
         [SQUEEZED] = {squeezed_forward, squeezed_backward},
         [JOIN] = {blend_forward, blend_backward},
+        [WINDOW] = {window_forward, window_backward},
+        [PRODUCT] = {product_forward, product_backward},
+        [BESIDE] = {beside_forward, beside_backward},
     },
     .block_infer = block_infer,
     .convolve = conv_by,

@@ -12,22 +12,27 @@ typedef struct {
     float *host_grad;             /* [width] */
     float **seed_grads;           /* [slots] of [seed_width], parameters of a gate behind the others */
     float *host_sum, **seed_sums; /* of the gradients of earlier batches of the step, like them */
-    float *grad, *direct;         /* gradients of activations: the newest, and what passes by a seed */
-    float *rooms[3];              /* for them */
+    long num_rooms, largest;      /* of gradients of activations, and the most numbers of any */
+    float *rooms;                 /* [num_rooms, largest] */
+    uint8_t *busy;                /* of rooms, while they are planned */
     arena rest;                   /* where layers work, one after the other */
 } network;
 
 /* Whether a convolution takes less time than its output's way to memory and back. */
 static int quick_again(const descriptor *s) { return s->kernel == 1 && s->in_channels <= WHOLE / 2; }
 
+static int saves_convolution(const layer *own) {
+    return own->kind == SEED || (own->kind == BLOCK && own->s.kernel && !quick_again(&own->s));
+}
+
 /* Room for what a layer saves and gives. */
 static void give_room(layer *own, arena *a) {
     descriptor *s = &own->s;
     long B = s->batch, P = round_up(s->out_channels), full = B * image_floats(s), small = B * out_floats(s);
-    if (own->kind == SEED || (own->kind == BLOCK && !quick_again(s))) s->conv = take_floats(a, full);
+    if (saves_convolution(own)) s->conv = take_floats(a, full);
     s->mean = take_floats(a, own->kind == BLOCK ? P : B * P);
     s->rstd = take_floats(a, own->kind == BLOCK ? P : B * P);
-    if (s->pooled) s->place = take(a, (size_t)small);
+    if (s->pooled || (own->kind == WINDOW && !s->linear)) s->place = take(a, (size_t)small);
     if (s->pooled) s->peak = take_floats(a, small);
     if (!hands_on(own)) s->out = take_floats(a, small);
     own->s.q.mean = take_floats(a, B * round_up(own->s.q.inputs));
@@ -35,7 +40,7 @@ static void give_room(layer *own, arena *a) {
     own->s.q.out = take_floats(a, B * round_up(own->s.q.outputs));
 }
 
-static void enter_gradients(layer *own, float *row) {
+static void enter_seed_gradients(layer *own, float *row) {
     const long *sizes = own->tensors;
     own->s.grad_weight = row, own->s.grad_scale = row + sizes[0], own->s.grad_shift = own->s.grad_scale + sizes[1];
     squeeze *q = &own->s.q;
@@ -45,29 +50,111 @@ static void enter_gradients(layer *own, float *row) {
     q->grad_second_bias = q->grad_second + q->outputs * q->hidden;
 }
 
-/* Lay the layers out in the arena: from image to image every layer reads what the one before it gave. Returns what the
- * last gives, and the most numbers that a layer is given. */
-static const float *connect(const training *t, network *net, arena *a, long *largest) {
-    const float *x = net->images, *host = x;
-    float *row = net->host_grad;
-    for (long l = 0; l < net->count; l++) {
-        layer *own = &net->layers[l];
+/* Those of an operation lie in the row of gradients as its parameters do in theirs. */
+static void enter_operation_gradients(layer *own, const float *params, float *row) {
+    descriptor *s = &own->s;
+    s->grad_weight = s->weight ? row + (s->weight - params) : &own->unused;
+    if (s->scale) s->grad_scale = row + (s->scale - params);
+    if (s->shift) s->grad_shift = row + (s->shift - params);
+}
+
+/* Lay the layers out in the arena, each behind those that it reads. */
+static void connect(const networks *w, long env, network *net, arena *a) {
+    for (layer *own = net->layers; own < net->layers + net->count; own++) {
         descriptor *s = &own->s;
         give_room(own, a);
-        if (own->span) host = x;
-        s->x = x, s->host = host;
-        if (own->kind == BLOCK) enter_gradients(own, row), row += numbers_of(own);
-        if (own->slot >= 0) enter_gradients(own, net->seed_grads[own->slot] + own->place);
-        x = hands_on(own) ? host : s->out;
-        long P = round_up(s->out_channels), numel = t->batch * s->height * s->width * (s->x_pixel > P ? s->x_pixel : P);
-        *largest = numel > *largest ? numel : *largest;
+        s->x = given_by(net->layers, own->from[0], net->images);
+        s->host = own->from[1] < 0 ? NULL : net->layers[own->from[1]].given;
+        own->given = hands_on(own) ? given_by(net->layers, own->from[own->kind == JOIN], NULL) : s->out;
+        long slot = own->slot;
+        if (slot < 0) enter_operation_gradients(own, w->params + env * w->width, net->host_grad);
+        else if (!own->by_columns) enter_seed_gradients(own, net->seed_grads[slot] + own->place);
+        else enter_operation_gradients(own, w->seed_params[slot] + env * w->seed_width[slot], net->seed_grads[slot]);
+        long most = s->batch * (in_floats(s) > image_floats(s) ? in_floats(s) : image_floats(s));
+        net->largest = most > net->largest ? most : net->largest;
     }
-    return x;
+}
+
+/* Places of gradients: rooms by their number from 0 on, and what layer l saved of its convolution is -2 - l. */
+static long saved_by(long l) { return -2 - l; }
+
+static float *place_of(const network *net, long place) {
+    if (place == NOWHERE) return NULL;
+    return place < 0 ? net->layers[saved_by(place)].s.conv : net->rooms + place * net->largest;
+}
+
+static long take_room(network *net) {
+    long room = 0;
+    while (net->busy[room]) room++;
+    net->busy[room] = 1;
+    if (room >= net->num_rooms) net->num_rooms = room + 1;
+    return room;
+}
+
+static void leave_room(network *net, long place) {
+    if (place >= 0) net->busy[place] = 0;
+}
+
+/* A gradient of what layer l gives arrives: returns where that is to which it is to be added, NOWHERE for the first. */
+static long arrive(network *net, long l, long place) {
+    if (place == NOWHERE) return NOWHERE;
+    long first = net->layers[l].at.out;
+    if (first == NOWHERE) net->layers[l].at.out = place;
+    else leave_room(net, place);
+    return first;
+}
+
+/* Whether no gradient reaches what a layer reads, as its seed is cut off from that. */
+static int is_cut(const network *net, const layer *own, int which) {
+    int single = own->kind == SEED && own->s.own_residual && !own->by_columns;
+    if (own->slot < 0 || own->kind == JOIN || single || !(own->s.flags & DETACHED)) return 0;
+    return own->from[which] < 0 || net->layers[own->from[which]].slot != own->slot;
+}
+
+/* Where layer l writes the gradient of x: where its convolution was saved and is not smaller, that goes there image by
+ * image, behind the last use, into lines that the caches hold. NOWHERE for images, and for a seed that is cut off. */
+static long input_place(network *net, long l) {
+    const layer *own = &net->layers[l];
+    if (own->from[0] < 0 || is_cut(net, own, 0)) return NOWHERE;
+    if (saves_convolution(own) && in_floats(&own->s) <= image_floats(&own->s)) return saved_by(l);
+    return take_room(net);
+}
+
+/* Plan where the gradients of all activations lie, from the one that the head gives to layer `top` on. */
+static void plan_gradients(network *net, long top) {
+    for (long l = 0; l < net->count; l++) net->layers[l].at = (places){NOWHERE, NOWHERE, NOWHERE, {NOWHERE, NOWHERE}};
+    net->layers[top].at.out = take_room(net);
+    for (long l = net->count - 1; l >= 0; l--) {
+        layer *own = &net->layers[l];
+        places *at = &own->at;
+        if (own->kind == SEED && own->s.through && own->s.detached) { /* all of it passes by */
+            arrive(net, own->from[0], at->out);
+            continue;
+        }
+        at->x = input_place(net, l);
+        if (own->from[1] >= 0 && !is_cut(net, own, 1)) at->host = own->kind == BLOCK ? at->out : take_room(net);
+        if (at->host != at->out) leave_room(net, at->out);
+        at->total[0] = arrive(net, own->from[0], at->x);
+        at->total[1] = arrive(net, own->from[1], at->host);
+    }
+    memset(net->busy, 0, (size_t)net->num_rooms);
+}
+
+static head lay_head(const network *net, const networks *w, long env, arena *a) {
+    const layer *top = net->layers + top_of(w, net->layers, net->count);
+    const operation *o = head_of(w);
+    long B = top->s.batch, C = top->s.out_channels;
+    const float *row = w->params + env * w->width;
+    return (head){.batch = B, .channels = C, .pixels = out_pixels(&top->s), .classes = w->classes, .x = top->given,
+                  .weight = column((float *)row, o->weight), .bias = column((float *)row, o->shift), .mean = take_floats(a, B * round_up(C)),
+                  .gradient = take_floats(a, B * w->classes), .grad_x = place_of(net, top->at.out),
+                  .grad_weight = column(net->host_grad, o->weight), .grad_bias = column(net->host_grad, o->shift)};
 }
 
 static network lay_out(const training *t, long env, layer *layers, float **seed_grads, arena *a) {
     const networks *w = &t->nets;
-    network net = {.layers = layers, .count = build_chain(w, env, t->batch, layers), .seed_grads = seed_grads};
+    network net = {.layers = layers, .count = build_network(w, env, t->batch, layers), .seed_grads = seed_grads};
+    net.busy = (uint8_t *)(layers + most_layers(w));
     net.images = take_floats(a, t->batch * w->size * w->size * COLOURS);
     net.host_grad = take_floats(a, w->width);
     for (long slot = 0; slot < w->slots; slot++) seed_grads[slot] = take_floats(a, w->seed_width[slot]);
@@ -75,17 +162,10 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
         net.host_sum = take_floats(a, w->width), net.seed_sums = seed_grads + w->slots;
         for (long slot = 0; slot < w->slots; slot++) net.seed_sums[slot] = take_floats(a, w->seed_width[slot]);
     }
-    long largest = 0;
-    const float *x = connect(t, &net, a, &largest);
-    const descriptor *last = &layers[net.count - 1].s;
-    long C = last->out_channels, K = w->classes;
-    const float *weight = CLASSIFIER(w, env, last);
-    float *grad_weight = net.host_grad + (weight - (w->params + env * w->width));
-    net.top = (head){.batch = t->batch, .channels = C, .pixels = out_pixels(last), .classes = K, .x = x,
-                     .weight = weight, .bias = weight + K * C, .mean = take_floats(a, t->batch * round_up(C)),
-                     .gradient = take_floats(a, t->batch * K),
-                     .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
-    for (int i = 0; i < 3; i++) net.rooms[i] = take_floats(a, largest);
+    connect(w, env, &net, a);
+    plan_gradients(&net, top_of(w, layers, net.count));
+    net.rooms = take_floats(a, net.num_rooms * net.largest);
+    net.top = lay_head(&net, w, env, a);
     net.rest = *a;
     return net;
 }
@@ -107,40 +187,21 @@ static void layer_backward(const network *net, const layer *own) {
     kernels_of(&own->s)->of[own->kind].backward(&own->s, &room);
 }
 
-/* Room for a gradient that nothing is in. */
-static float *spare(const network *net) {
-    float *const *room = net->rooms;
-    while (*room == net->grad || *room == net->direct) room++;
-    return *room;
+static void add_to(float *total, const float *more, long count) {
+    for (long i = 0; i < count && total; i++) total[i] += more[i];
 }
 
-/* Behind the first layer of a residual: what passed by the seed, and what went through it unless it is cut off. */
-static void rejoin(network *net, const layer *own) {
-    long numel = own->s.batch * own->s.height * own->s.width * own->s.x_pixel;
-    if (own->s.flags & DETACHED) {
-        net->grad = net->direct, net->direct = spare(net);
-        return;
-    }
-    for (long i = 0; i < numel; i++) own->s.grad_x[i] += net->direct[i];
-    net->grad = own->s.grad_x;
-}
-
-/* Gradients of everything that trains. That of a layer's input takes the place of its convolution where that was saved
- * and is not smaller: image by image, behind the last use, into lines that the caches hold. */
+/* Gradients of everything that trains. */
 static void backward(network *net) {
-    net->grad = net->top.grad_x = net->rooms[0], net->direct = net->rooms[1];
     head_backward(&net->top);
-    for (long l = net->count - 1; l >= 0; l--) {
-        layer *own = &net->layers[l];
-        int single = own->kind == SEED && own->s.own_residual, first = own->span > 0 && !single;
-        int passes = single && own->s.through && own->s.detached;
-        int over = own->s.conv && round_up(own->s.in_channels) <= round_up(own->s.out_channels);
-        own->s.grad_out = net->grad, own->s.grad_host = net->direct;
-        own->s.grad_x = over ? own->s.conv : spare(net);
-        if (passes || l == 0 || (first && own->s.flags & DETACHED)) own->s.grad_x = NULL;
+    for (layer *own = net->layers + net->count - 1; own >= net->layers; own--) {
+        descriptor *s = &own->s;
+        s->grad_out = place_of(net, own->at.out);
+        s->grad_x = place_of(net, own->at.x), s->grad_host = place_of(net, own->at.host);
         layer_backward(net, own);
-        if (first) rejoin(net, own);
-        else if (!passes) net->grad = own->s.grad_x;
+        add_to(place_of(net, own->at.total[0]), s->grad_x, s->batch * in_floats(s));
+        if (own->from[1] < 0) continue;
+        add_to(place_of(net, own->at.total[1]), s->grad_host, s->batch * out_floats(&net->layers[own->from[1]].s));
     }
 }
 
@@ -150,17 +211,29 @@ typedef struct {
     long numel;
 } seed_norms;
 
+static void add_norm(const training *t, const float *grad, long numel, seed_norms *found) {
+    double norm = norm_of(grad, numel);
+    found->numel += numel;
+    found->total += norm * norm;
+    found->tensors += 1;
+    found->vanishing += norm < t->vanishing_norm;
+    found->exploding += !(norm <= t->exploding_norm);
+}
+
+static void add_operation_norms(const training *t, const descriptor *s, seed_norms *found) {
+    long I = s->depthwise ? 1 : s->in_channels / s->split, each = s->kernel ? I * s->kernel * s->kernel : 0;
+    if (s->weight && each) add_norm(t, s->grad_weight, s->out_channels * each, found);
+    if (s->scale) add_norm(t, s->grad_scale, s->out_channels, found);
+    if (s->shift) add_norm(t, s->grad_shift, s->out_channels, found);
+}
+
 static seed_norms norms_of(const training *t, const layer *first, const float *grads) {
     seed_norms found = {0};
     for (const layer *own = first; own < first + first->span; own++)
-        for (int i = 0; i < MOST_TENSORS && own->tensors[i]; i++) {
-            double norm = norm_of(grads + found.numel, own->tensors[i]);
-            found.numel += own->tensors[i];
-            found.total += norm * norm;
-            found.tensors += 1;
-            found.vanishing += norm < t->vanishing_norm;
-            found.exploding += !(norm <= t->exploding_norm);
-        }
+        if (own->by_columns) add_operation_norms(t, &own->s, &found);
+        else
+            for (int i = 0; i < MOST_TENSORS && own->tensors[i]; i++)
+                add_norm(t, grads + found.numel, own->tensors[i], &found);
     found.total = sqrt(found.total);
     return found;
 }
@@ -187,12 +260,13 @@ static long numbers_of_seed(const layer *first) {
 /* Clipped by the norm over all of it, a seed's gradient moves its parameters and, elsewhere in the row, its gate's. */
 static void descend_seed(const training *t, const layer *first, long env, const float *grads) {
     const layer *last = first + first->span - 1;
-    long numel = numbers_of_seed(first), slot = first->slot, at = env * t->nets.seed_width[slot], gate = last->kind == JOIN ? numbers_of(last) : 0;
-    float *params = t->nets.seed_params[slot] + at, *momentum = t->nets.seed_momentum[slot] + at;
-    float factor = sgd_factor(t->seed + env, grads, numel);
-    sgd_move(t->seed + env, params, momentum, grads, numel - gate, factor);
-    long column = t->nets.gate_at[slot];
-    if (gate) sgd_move(t->seed + env, params + column, momentum + column, grads + numel - gate, gate, factor);
+    const networks *w = &t->nets;
+    const sgd *rule = t->seed + env;
+    long numel = numbers_of_seed(first), slot = first->slot, gate = last->kind == JOIN ? numbers_of(last) : 0;
+    moving m = moving_row(rule, w->seed_params[slot], w->seed_momentum[slot], env, w->seed_width[slot]);
+    float factor = sgd_factor(rule, grads, numel, m);
+    sgd_move(rule, m, grads, numel - gate, factor);
+    if (gate) sgd_move(rule, moving_from(m, w->gate_at[slot]), grads + numel - gate, gate, factor);
 }
 
 /* Add the newest gradients of a row to those before them; those of the last batch become the mean. */
@@ -221,8 +295,8 @@ static void update(const training *t, const network *net, long env) {
             measure(t, env * w->slots + own->slot, net->host_grad, norms_of(t, own, grads));
         if (!(own->s.flags & FROZEN)) descend_seed(t, own, env, grads);
     }
-    float factor = sgd_factor(t->host + env, net->host_grad, w->width);
-    sgd_move(t->host + env, w->params + env * w->width, w->momentum + env * w->width, net->host_grad, w->width, factor);
+    moving m = moving_row(t->host + env, w->params, w->momentum, env, w->width);
+    sgd_move(t->host + env, m, net->host_grad, w->width, sgd_factor(t->host + env, net->host_grad, w->width, m));
 }
 
 static void train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {
@@ -256,7 +330,7 @@ static size_t most_room(const training *t, layer *layers, float **seed_grads) {
 }
 
 int train_networks(const training *t) {
-    layer *layers = calloc((size_t)most_layers(&t->nets), sizeof(layer));
+    layer *layers = calloc((size_t)most_layers(&t->nets), sizeof(layer) + 3); /* and behind them rooms that are busy */
     float **seed_grads = calloc(2 * (size_t)t->nets.slots + 1, sizeof(float *)); /* and behind them their sums */
     void *whole = NULL;
     arena a = {0};

@@ -157,12 +157,13 @@ INLINE void tile_line(const float *in, long C, long count, float *out, long step
 /* Output channels o and on, V vectors of them, of a strip. */
 INLINE void strip_outputs(const conv_job *job, const float *in, float *room, long y, long lines, long o, int V, long I,
                           int each, int m) {
-    long across = job->W / m / each, line = job->W * job->step;
-    products(in, job->weight + o, job->O, room, lines * across, V, I, each, m);
-    for (long r = 0; r < lines; r++)
-        for (int v = 0; v < V; v++)
-            tile_line(room + r * across * tile_step(V * LANES, m) + v * LANES, V * LANES, across,
-                      job->out + m * (y + r) * line + o + v * LANES, job->step, line, each, m);
+    long across = job->W / m / each, line = job->W * job->step, row = across * tile_step(V * LANES, m);
+    products(in, job->weight + o, job->O, room, job->images * lines * across, V, I, each, m);
+    for (long i = 0; i < job->images; i++)
+        for (long r = 0; r < lines; r++, room += row)
+            for (int v = 0; v < V; v++)
+                tile_line(room + v * LANES, V * LANES, across,
+                          job->out + i * job->out_image + m * (y + r) * line + o + v * LANES, job->step, line, each, m);
 }
 
 INLINE void tiles_with(const conv_job *job, long I, int each, int m) {
@@ -170,7 +171,9 @@ INLINE void tiles_with(const conv_job *job, long I, int each, int m) {
     float *out = job->room + largest * (W / m) * tile_step(I, m);
     for (long y = 0; y < job->H / m; y += largest) {
         long lines = job->H / m - y < largest ? job->H / m - y : largest, o = 0;
-        patches(job->in + m * y * (W + 2) * I, W, I, lines, job->room, each, m);
+        for (long i = 0; i < job->images; i++)
+            patches(job->in + i * job->in_image + m * y * (W + 2) * I, W, I, lines,
+                    job->room + i * lines * (W / m / each) * tile_step(I * each, m), each, m);
         for (; o + 2 * LANES <= job->O; o += 2 * LANES) strip_outputs(job, job->room, out, y, lines, o, 2, I, 1, m);
         if (o < job->O) strip_outputs(job, job->room, out, y, lines, o, 1, I, each, m);
     }
@@ -178,7 +181,7 @@ INLINE void tiles_with(const conv_job *job, long I, int each, int m) {
 
 /* Common channel counts have code of their own. */
 static void conv_by_tiles(const conv_job *job) {
-    if (tile_side(job->H, job->W, job->I, job->k) == 2) {
+    if (job->tiles == 2) {
         if (each_of(job->O) == 2) tiles_with(job, job->I, 2, 2);
         else tiles_with(job, job->I, 1, 2);
     } else if (each_of(job->O) == 2 && job->I == 8) tiles_with(job, 8, 2, 4);
@@ -269,18 +272,21 @@ INLINE void wgrad_with(const wgrad_job *job, long I, long O, int each, int m) {
     float *grads = job->room + largest * across * tile_step(I, m);
     for (long y = 0; y < job->H / m; y += largest) {
         long lines = job->H / m - y < largest ? job->H / m - y : largest;
-        patches(job->in + m * y * (job->W + 2) * I, job->W, I, lines, job->room, 1, m);
-        for (long r = 0; r < lines; r++)
-            for (long c = 0; c < O; c += LANES)
-                gradient_line(job->out + m * (y + r) * job->line + c, job->step, job->line, O, across,
-                              grads + r * across * tile_step(O * each, m) + c, each, m);
-        wgrad_strip(job, job->room, grads, lines * across, I, O, each, m);
+        for (long i = 0; i < job->images; i++) {
+            patches(job->in + i * job->in_image + m * y * (job->W + 2) * I, job->W, I, lines,
+                    job->room + i * lines * across * tile_step(I, m), 1, m);
+            for (long r = 0; r < lines; r++)
+                for (long c = 0; c < O; c += LANES)
+                    gradient_line(job->out + i * job->out_image + m * (y + r) * job->line + c, job->step, job->line, O,
+                                  across, grads + (i * lines + r) * across * tile_step(O * each, m) + c, each, m);
+        }
+        wgrad_strip(job, job->room, grads, job->images * lines * across, I, O, each, m);
     }
 }
 
 /* As conv_by_tiles. */
 static void wgrad_by_tiles(const wgrad_job *job) {
-    if (tile_side(job->H, job->W, job->I, job->k) == 2) {
+    if (job->tiles == 2) {
         if (job->O == 8) wgrad_with(job, job->I, 8, each_of(8), 2);
         else wgrad_with(job, job->I, job->O, 1, 2);
     } else if (job->I == 8 && job->O == 8) wgrad_with(job, 8, 8, each_of(8), 4);

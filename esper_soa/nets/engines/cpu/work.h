@@ -6,17 +6,47 @@
 #include "pack.h"
 #include "descriptor.h"
 
+/* Whether a convolution gives as many pixels as it is given. */
+INLINE int keeps_size(const descriptor *s) { return s->stride == 1 && 2 * s->padding == s->kernel - 1; }
+
+/* Whether all channels of x have a part in all that are given. */
+INLINE int is_dense(const descriptor *s) { return !s->depthwise && s->split == 1; }
+
 /* The tiles (see tile_side) of the forward convolution and the gradient of its weights, and of that of its input. */
-INLINE int forward_tiles(const descriptor *s) { return tile_side(s->height, s->width, s->in_channels, s->kernel); }
-INLINE int backward_tiles(const descriptor *s) { return tile_side(s->height, s->width, s->out_channels, s->kernel); }
+INLINE int forward_tiles(const descriptor *s) {
+    return is_dense(s) && keeps_size(s) ? tile_side(s->height, s->width, s->in_channels, s->kernel) : 0;
+}
+INLINE int backward_tiles(const descriptor *s) {
+    return is_dense(s) ? tile_side(s->in_height, s->in_width, s->out_channels, s->kernel) : 0;
+}
+
+/* Images that are convolved together, so that their tiles fill a strip. */
+INLINE long group_of(const descriptor *s) {
+    int m = s->together ? forward_tiles(s) : 0;
+    long tiles = m && m == backward_tiles(s) ? (s->height / m) * (s->width / m) : STRIP;
+    return tiles < STRIP ? STRIP / tiles : 1;
+}
 
 /* Channels that they read, of x and of dy. */
-INLINE long forward_channels(const descriptor *s) { return read_channels(s->in_channels, forward_tiles(s)); }
-INLINE long backward_channels(const descriptor *s) { return read_channels(s->out_channels, backward_tiles(s)); }
+INLINE long forward_channels(const descriptor *s) {
+    return s->depthwise ? 1 : read_channels(s->in_channels / s->split, forward_tiles(s));
+}
+INLINE long backward_channels(const descriptor *s) {
+    return read_channels(s->out_channels / s->split, backward_tiles(s));
+}
 
-/* Floats of an image with the border that the convolution wants. */
+/* Pixels of a line of x with the border that the convolution wants, and floats of such an image. */
+INLINE long padded_width(const descriptor *s) { return s->in_width + 2 * s->padding; }
 INLINE long padded_floats(const descriptor *s, long channels) {
-    return (s->height + s->kernel - 1) * (s->width + s->kernel - 1) * channels;
+    return (s->in_height + 2 * s->padding) * padded_width(s) * channels;
+}
+
+/* The gradient of the convolution's output stands so many pixels apart, with zeros between and around it, that a
+ * convolution of stride 1 makes of it that of x; a pointwise one goes by lines (see input_gradient in layer.h). */
+INLINE long apart_of(const descriptor *s) { return s->kernel > 1 ? s->stride : 1; }
+INLINE long grad_width(const descriptor *s) { return s->kernel > 1 ? s->in_width + s->kernel - 1 : s->width; }
+INLINE long grad_floats(const descriptor *s) {
+    return (s->kernel > 1 ? s->in_height + s->kernel - 1 : s->height) * grad_width(s) * round_up(s->out_channels);
 }
 
 /* Numbers of the packed weights. */
@@ -24,6 +54,7 @@ INLINE long packed_forward(const descriptor *s) {
     return packed_taps(s->kernel, forward_tiles(s)) * forward_channels(s) * round_up(s->out_channels);
 }
 INLINE long packed_backward(const descriptor *s) {
+    if (s->depthwise) return packed_forward(s);
     return packed_taps(s->kernel, backward_tiles(s)) * round_up(s->in_channels) * backward_channels(s);
 }
 
@@ -32,7 +63,7 @@ INLINE long packed_backward(const descriptor *s) {
 enum { GAIN, OFFSET, MEAN, FLOW, SLOPE, LEVEL, ROWS };
 
 typedef struct {
-    float *padded, *grad;    /* padded input and padded dy of one image */
+    float *padded, *grad;    /* padded input and padded dy of the images of a group */
     float *room;             /* of a convolution */
     float *weights, *turned; /* packed for the convolution, and for the gradient of its input */
     float *grad_weight;      /* packed */
@@ -42,22 +73,33 @@ typedef struct {
 } work;
 
 static inline work lay_work(const descriptor *s, arena *a) {
-    long P = round_up(s->out_channels), Q = round_up(s->in_channels);
-    work t = {.padded = take_floats(a, padded_floats(s, P > s->x_pixel ? P : s->x_pixel)),
-              .grad = take_floats(a, padded_floats(s, P)),
-              .room = take_floats(a, tiles_room(s->height, s->width, P > Q ? P : Q)),
+    long P = round_up(s->out_channels), Q = round_up(s->in_channels), G = group_of(s);
+    work t = {.padded = take_floats(a, G * padded_floats(s, s->x_pixel)),
+              .grad = take_floats(a, G * grad_floats(s)),
+              .room = take_floats(a, tiles_room(s->in_height, s->in_width, P > Q ? P : Q)),
               .weights = take_floats(a, packed_forward(s)), .turned = take_floats(a, packed_backward(s)),
               .grad_weight = take_floats(a, packed_forward(s)), .rows = take_floats(a, ROWS * P)};
-    if (!s->conv) t.y = take_floats(a, image_floats(s));
+    if (!s->conv) t.y = take_floats(a, G * image_floats(s));
     t.sum = take(a, (size_t)P * sizeof(double)), t.moment = take(a, (size_t)P * sizeof(double));
     return t;
 }
 
+/* Numbers of the weights of a group, packed and as they are where there are several; what it gives in whole vectors. */
+INLINE long group_weights(const descriptor *s) {
+    return s->kernel * s->kernel * (s->in_channels / s->split) * (s->out_channels / s->split);
+}
+INLINE long group_outputs(const descriptor *s) {
+    return s->split > 1 ? s->out_channels / s->split : round_up(s->out_channels);
+}
+
 /* For the convolution. */
 static inline void ready_forward(const descriptor *s, const work *t) {
-    zero(t->padded, padded_floats(s, s->x_pixel));
+    zero(t->padded, group_of(s) * padded_floats(s, s->x_pixel));
     zero(t->weights, packed_forward(s));
-    pack_forward(t->weights, s->weight, s->out_channels, s->in_channels, s->kernel, forward_tiles(s));
+    if (s->depthwise) pack_depth(t->weights, s->weight, s->out_channels, s->kernel, 0);
+    long O = s->out_channels / s->split, I = s->in_channels / s->split;
+    for (long g = 0; g < s->split && !s->depthwise; g++)
+        pack_forward(t->weights + g * group_weights(s), s->weight + g * group_weights(s), O, I, s->kernel, forward_tiles(s));
 }
 
 /* Whether a gradient flows through the convolution into its input. */
@@ -72,12 +114,16 @@ static inline void ready_sums(const descriptor *s, const work *t) {
 /* For the gradients of a convolution. */
 static inline void ready_backward(const descriptor *s, const work *t) {
     ready_sums(s, t);
-    zero(t->padded, padded_floats(s, s->x_pixel));
-    zero(t->grad, padded_floats(s, round_up(s->out_channels)));
+    zero(t->padded, group_of(s) * padded_floats(s, s->x_pixel));
+    zero(t->grad, group_of(s) * grad_floats(s));
     zero(t->grad_weight, packed_forward(s));
     if (!wants_input_gradient(s)) return;
     zero(t->turned, packed_backward(s));
-    pack_backward(t->turned, s->weight, s->out_channels, s->in_channels, s->kernel, backward_tiles(s));
+    if (s->depthwise) pack_depth(t->turned, s->weight, s->out_channels, s->kernel, 1);
+    long O = s->out_channels / s->split, I = s->in_channels / s->split;
+    for (long g = 0; g < s->split && !s->depthwise; g++)
+        pack_backward(t->turned + g * group_weights(s), s->weight + g * group_weights(s), O, I, s->kernel,
+                      backward_tiles(s));
 }
 
 #endif

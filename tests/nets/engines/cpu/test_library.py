@@ -284,9 +284,10 @@ def test_the_library_exports_its_entry_points_alone() -> None:
 
 def test_every_record_that_python_fills_is_compared() -> None:
     made = [*ctypes.Structure.__subclasses__(), *PointingRecord.__subclasses__()]
-    ours = {kind.__name__: kind for kind in made if kind.__module__.startswith("esper_soa.")}
-    for kind in proof.NATIVE_RECORDS.values():
-        assert ours.pop(kind.__name__) is kind
+    ours = {kind.__name__: kind for kind in made if str(kind.__module__).startswith("esper_soa.")}
+    for name, kind in proof.NATIVE_RECORDS.items():
+        if name not in {"operation", "module_seed"}:  # numpy makes them
+            assert ours.pop(kind.__name__) is kind
     # what every record is described by, and the base of those with pointers
     assert ours.keys() == {"_Field", "PointingRecord"}
 

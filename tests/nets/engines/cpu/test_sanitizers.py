@@ -22,9 +22,10 @@ SANITIZERS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-s
 # ReLU.
 TESTS = (
     "tests/nets/engines/cpu/test_engine.py",
+    "tests/nets/engines/cpu/test_host_program.py",
     "tests/nets/model/test_transformer.py",
     "-k",
-    "to_the_bit or not_finite or right_answers or native_kernels",
+    "to_the_bit or not_finite or right_answers or native_kernels or modules",
 )
 SECONDS = 3600
 

@@ -1,0 +1,195 @@
+"""Hosts of plain modules that the native kernels take, and some that they do not."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper_soa import blueprint, host
+
+GROUP = 8  # channels of a group
+ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    F.silu,
+    torch.sigmoid,
+    torch.tanh,
+    F.gelu,
+    F.hardswish,
+    F.hardsigmoid,
+    F.relu6,
+)
+
+
+class Head(nn.Module):
+    """Logits by the mean of the pixels."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.mean((2, 3)))
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut, which is pointwise where sizes change."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride > 1:
+            point = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(point, nn.BatchNorm2d(outputs))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second_norm(self.second(self.relu(self.first_norm(self.first(x)))))
+        return self.relu(y + self.shortcut(x))
+
+
+def stem(channels: int) -> nn.Sequential:
+    conv = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(channels), nn.ReLU())
+
+
+@host("resnet")
+def resnet(classes: int) -> nn.Sequential:
+    return nn.Sequential(stem(8), Residual(8, 8, 1), Residual(8, 20, 2), Head(20, classes))
+
+
+@host("vgg")
+def vgg(classes: int) -> nn.Sequential:
+    def block(inputs: int, outputs: int) -> nn.Sequential:
+        conv = nn.Conv2d(inputs, outputs, 3, padding=1)
+        return nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2))
+
+    return nn.Sequential(block(3, 6), block(6, 16), block(16, 20), Head(20, classes))
+
+
+@host("separable")
+def separable(classes: int) -> nn.Sequential:
+    def block(inputs: int, outputs: int, stride: int, kernel: int) -> nn.Sequential:
+        depth = nn.Conv2d(inputs, inputs, kernel, stride, kernel // 2, groups=inputs, bias=False)
+        point = nn.Conv2d(inputs, outputs, 1, bias=False)
+        norms = nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.2)
+        return nn.Sequential(depth, norms[0], nn.SiLU(), point, norms[1], nn.Hardswish())
+
+    return nn.Sequential(stem(12), block(12, 16, 2, 3), block(16, 20, 1, 5), Head(20, classes))
+
+
+class Sums(nn.Module):
+    """An operation that the kernels do not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(3)
+
+
+@host("sums")
+def sums(classes: int) -> nn.Sequential:
+    return nn.Sequential(stem(8), Sums(), Head(8, classes))
+
+
+class Doubled(nn.Module):
+    """A module that computes something else in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + x).relu() if self.training else x.tanh()
+
+
+@host("doubled")
+def doubled(classes: int) -> nn.Sequential:
+    return nn.Sequential(stem(8), Doubled(), Head(8, classes))
+
+
+class Sum(nn.Module):
+    """Adds to features what comes of them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(x)
+
+
+@host("identity")
+def identity(classes: int) -> nn.Sequential:
+    return nn.Sequential(stem(8), nn.Identity(), Sum(8), nn.Identity(), Head(8, classes))
+
+
+class Weighted(nn.Module):
+    """x times a number of each channel, made of their means."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(channels, 5)
+        self.wide = nn.Conv2d(5, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = F.relu(self.narrow(x.mean((2, 3))))
+        return x * torch.sigmoid(self.wide(narrow.unsqueeze(2).unsqueeze(3)))
+
+
+class Mixed(nn.Module):
+    """Norms and activations by themselves, depthwise convolutions, pools."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.group_norm = nn.GroupNorm(2, channels)
+        self.wide = nn.Conv2d(channels, channels, 5, padding=2, groups=channels, bias=False)
+        both = 2 * channels
+        self.depthwise = nn.Conv2d(both, both, 3, stride=2, padding=1, groups=both)
+        self.grouped = nn.Conv2d(both, both, 3, padding=1, groups=both // GROUP)
+        self.patches = nn.Conv2d(both, both, 2, stride=2)
+        self.points = nn.ModuleList(nn.Conv2d(both, both, 1) for _ in ACTIVATIONS)
+        self.weighted = Weighted(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.weighted(F.silu(self.norm(x)) + F.gelu(self.group_norm(x)))
+        x = torch.cat([F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(self.wide(x), 2)], 1)
+        x = self.grouped(x)
+        x = self.depthwise(x) + self.patches(x)
+        for point, activation in zip(self.points, ACTIVATIONS, strict=True):
+            x = x + activation(point(x))
+        return x
+
+
+@host("mixed")
+def mixed(classes: int) -> nn.Sequential:
+    head = nn.Sequential(
+        nn.Flatten(), nn.Linear(384, 7), nn.Tanh(), nn.Linear(7, classes, bias=False)
+    )
+    return nn.Sequential(nn.Sequential(nn.Conv2d(3, 12, 4, 2, 1), nn.GELU()), Mixed(12), head)
+
+
+@blueprint("weighted")
+class WeightedNorm(Weighted):
+    """A seed of norms, products and one-pixel layers."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.norm = nn.GroupNorm(1, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+@blueprint("beside")
+class Beside(nn.Module):
+    """A seed of convolutions side by side, added to what it is given."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 8, 3, padding=1, bias=False)
+        self.norm = nn.GroupNorm(2, 8)
+        self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        self.point = nn.Conv2d(8 + channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([F.relu(self.norm(self.conv(x))), self.depthwise(x)], 1)
+        return F.gelu(self.point(both) + x)
