@@ -15,6 +15,7 @@ process.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from importlib import import_module
 from operator import index
@@ -26,7 +27,7 @@ import torch
 from hydra.core.override_parser.types import Quote, QuotedString
 from torch import Tensor
 
-from esper_soa.agent.protocol import Agent, restart
+from esper_soa.agent.protocol import Agent, Memory, restart
 from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.compose import compose_settings, override_list
@@ -146,6 +147,7 @@ class Simulator:
         self.names = actions.choice_names(self.slots, blueprints, legal)
         self._observed: EnvView | None = None  # what the next action answers; None: reset is due
         self._hosts: HostStates | None = None  # the hosts as they were last measured
+        self._memory: Memory = ()  # of the policy that plays an episode
 
     @property
     def num_envs(self) -> int:
@@ -197,9 +199,7 @@ class Simulator:
         before anything is played (with illegal="wait" the env waits instead, and Info.illegal says
         so); RuntimeError before `reset`.
         """
-        if self._observed is None:
-            raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
-        observed = self._observed
+        observed = self._due()
         choices = actions.read_action(action, self.num_envs, self.joint, names=self.names)
         masks = observed.view.masks
         faults = illegal_choices(choices, masks) if self.strict else []
@@ -216,14 +216,13 @@ class Simulator:
         """Play the next round with the policy, env-step by env-step."""
         self.reset()
         agent = self.agent
-        observed = self._observed
         with package_state():
-            fresh = memory = agent.start(self.num_envs, self.device)
-        while observed is not None:
+            fresh = self._memory = agent.start(self.num_envs, self.device)
+        while (observed := self._observed) is not None:
             number = self.env.step_number
             with package_state(), threads(self.world.setup.compute.threads):
-                memory = restart(memory, fresh, observed.restarted)
-                decision, memory = agent.act(observed.view, memory)
+                memory = restart(self._memory, fresh, observed.restarted)
+                decision, self._memory = agent.act(observed.view, memory)
                 result, after = self._play(observed, decision.action)
             before = observed.view
             yield Step(
@@ -237,7 +236,54 @@ class Simulator:
                 truncated=after is None,
                 state=result.state,
             )
-            observed = after
+
+    @package_state()
+    def fork(
+        self, envs: int | Sequence[int], into: int | Sequence[int], same_draws: bool = True
+    ) -> tuple[Observation, Info]:
+        """Make the envs `into` copies of `envs` as they stand: hosts, seeds, state, memory of the
+        policy.
+
+        envs: numbers of the sources, one for each of `into` or one for all. same_draws: a copy has
+        the data order and the draws of its source until the next `reset`: with the same actions
+        both stay equal to the bit. False: it has those of its place.
+
+        Returns what the next actions answer; `Info.restarted` says which envs are copies. Raises
+        IndexError for a number that is no env, ValueError for numbers that do not pair up,
+        RuntimeError where no decision is due, SettingError where envs have parts of the data only.
+        """
+        self._due()
+        targets = [self._check_env(env) for env in np.atleast_1d(into).tolist()]
+        sources = [self._check_env(env) for env in np.atleast_1d(envs).tolist()]
+        sources *= len(targets) if len(sources) == 1 else 1
+        if len(sources) != len(targets) or len({*targets}) < len(targets):
+            pairs = f"{len(sources)} sources and {len(targets)} targets"
+            raise ValueError(f"envs and into: {pairs}; every env of `into` needs one source")
+        rows = torch.arange(self.num_envs)
+        rows[targets] = torch.tensor(sources)
+        is_copy = torch.zeros(self.num_envs, dtype=torch.bool)
+        is_copy[targets] = True
+        source = rows.to(self.device)
+        self.env.copy_envs_(source, same_draws)
+        self._observed = self.env.observed
+        if self._hosts is not None:
+            self._hosts = HostStates._make(part[source] for part in self._hosts)
+        self._memory = tuple(part[source] for part in self._memory)
+        view = self._due().view
+        return view.observation, self._info(view, is_copy.to(self.device))
+
+    @package_state()
+    def copy(self) -> "Simulator":
+        """Another simulator that stands where this one does, on the same device and data.
+
+        Nothing that is done to either shows in the other; with the same actions both give the same
+        numbers, to the bit.
+        """
+        twin = copy(self)
+        twin.env = self.env.copy()
+        twin.world = twin.env.world
+        twin._observed = None if self._observed is None else twin.env.observed
+        return twin
 
     @package_state()
     def export(self, env: int) -> "GrownNetwork":
@@ -256,6 +302,12 @@ class Simulator:
         network: GrownNetwork = host.network()
         networks.add_test_accuracy(network, self.world.data)
         return network
+
+    def _due(self) -> EnvView:
+        """The observation that the next actions answer."""
+        if self._observed is None:
+            raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
+        return self._observed
 
     def _check_env(self, env: int) -> int:
         if not isinstance(env, SupportsIndex) or not 0 <= index(env) < self.num_envs:

@@ -7,6 +7,8 @@
 `observe_` is the part before a decision, `apply_action_` the part after it.
 """
 
+from copy import copy
+
 from torch import Tensor
 
 from esper_soa.config.env import REWARD_MODE
@@ -147,6 +149,41 @@ class Env:
         self.step_number += 1
         self.observer.on_phase_end("state")
         return result
+
+    def copy_envs_(self, source: Tensor, same_draws: bool = True) -> None:
+        """Make every env i a copy of env source[i] (int64 [N]) as it stands, observed or not.
+
+        same_draws: the copy has its source's data order and draws to the end of the round, so that
+        equal actions keep both equal to the bit; without, it has those of its row. On the device,
+        without a read by the host, except where episodes may end early or settings differ by env.
+        Raises SettingError for data that cannot be shared, see `World.copy_envs_`.
+        """
+        self.world.copy_envs_(source, same_draws)
+        self.state = self.state[source]
+        ended = self.world.rules.ended(self.state)
+        if ended is not None:
+            self.num_playing = self.num_envs - int(ended.sum())
+        observed = self.observed
+        if observed is None:
+            return
+        view = observed.view[source].replace(noise=self.world.noise(self.step_number))
+        self.observed = EnvView(
+            view,
+            observed.attribution[source],
+            observed.measured[source],
+            restarted=observed.restarted[source],
+            ended=ended,
+        )
+
+    def copy(self) -> "Env":
+        """Envs that stand where these do, in a world of their own."""
+        twin = copy(self)
+        twin.world = self.world.copy()
+        twin.state = self.state.clone()
+        if self.observed is not None:
+            parts = (None if part is None else part.clone() for part in self.observed)
+            twin.observed = EnvView._make(parts)
+        return twin
 
     def current_view(self) -> View:
         """The current View without new measurements, for bootstrap values."""

@@ -23,11 +23,12 @@ from esper_soa.nets.data import batches, orders
 from esper_soa.nets.data.image_set import DatasetEntry, ImageSet, sets_of
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
-from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
+from esper_soa.nets.seeds.snapshot import add_snapshot_, copy_envs_, snapshot_where_
 from esper_soa.nets.setup import Setup
 from esper_soa.nets.sgd import rules_of
 from esper_soa.state import STATE_FLOAT, EnvState
 from esper_soa.system import streams
+from esper_soa.system.errors import check
 from esper_soa.system.transfers import move
 from esper_soa.vocabulary import HEADS, Stage
 
@@ -146,14 +147,9 @@ class World:
 
     def _enter_round(self, number: int) -> None:
         self.round = number
-        self._keys = dict[int, Tensor]()
-        all_envs = self.reduction.all_envs(self.setup.num_envs)
-        keys = self.keys(streams.DATA_ORDER)
-        self.orders = [
-            orders.SampleOrders(keys[envs], len(entry.source.train_labels), all_envs)
-            for envs, entry in self.sets
-        ]
+        self._draw_as(self.envs)
         rules = self.rules
+        all_envs = self.reduction.all_envs(self.setup.num_envs)
         reward = rules.reward.config
         hosts = (self.setup.task, self.setup.data, reward, reward.loss)
         parts = (*hosts, rules.early_stop, rules.gates, rules.lifecycle)
@@ -182,6 +178,53 @@ class World:
         self.factors = here[len(values) :]
         self.kernel_values = tuple(self.values[name] for name in rules.kernel_settings)
 
+    def _draw_as(self, envs: Tensor) -> None:
+        """From here on the rows have the data order and the draws of these envs of the run."""
+        self.drawn_as = envs
+        self._keys = dict[int, Tensor]()
+        all_envs = self.reduction.all_envs(self.setup.num_envs)
+        keys = self.keys(streams.DATA_ORDER)
+        self.orders = [
+            orders.SampleOrders(keys[envs], len(entry.source.train_labels), all_envs)
+            for envs, entry in self.sets
+        ]
+
+    def copy_envs_(self, source: Tensor, same_draws: bool) -> None:
+        """Give every env i the weights and settings of env source[i] (int64 [N], rows here), and
+        with `same_draws` its data order and draws too, until the round ends.
+
+        The host reads `source` where settings differ by env. Raises SettingError where envs do not
+        have the whole data set, or not the same.
+        """
+        remedy = "Copied envs train on the samples of their source."
+        check(not self.setup.data.split, "data.split", True, allowed="False", remedy=remedy)
+        names = self.setup.data.name
+        check(len(sets_of(self.data)) == 1, "data.name", names, allowed="one set", remedy=remedy)
+        copy_envs_(self.weights, source)
+        self.values = {name: values[source] for name, values in self.values.items()}
+        self.kernel_values = tuple(self.values[name] for name in self.rules.kernel_settings)
+        if self.factors:
+            table, places = self.factors
+            self.factors = [table, places[source]]
+        if self.settings:
+            first = self.reduction.first_env
+            envs = [*range(self.reduction.all_envs(self.setup.num_envs))]
+            envs[first : first + len(source)] = [first + row for row in source.tolist()]
+            self.settings = {
+                name: [numbers[env] for env in envs] for name, numbers in self.settings.items()
+            }
+        if same_draws:
+            self._draw_as(self.drawn_as[source])
+
+    def copy(self) -> "World":
+        """A world that stands where this one does, with weights of its own, on the same data."""
+        twin = copy(self)
+        twin.weights = self.weights.clone()
+        steps = self.kernels.steps
+        twin.kernels = self.kernels._replace(steps=None if steps is None else steps.empty())
+        twin._draw_as(self.drawn_as)
+        return twin
+
     def _rate_factors(self, lengths: Sequence[int]) -> Tensor:
         """Factors of the learning rates at all env-steps of episodes so long, float64 [T, .]."""
         schedule = self.setup.task.lr_schedule
@@ -197,10 +240,10 @@ class World:
         return lr_factor(self.setup.task.lr_schedule, step, self.num_steps)
 
     def keys(self, purpose: int) -> Tensor:
-        """int64 [N]: one random stream per env for `purpose` in this round."""
+        """int64 [N]: one random stream per env for `purpose` in this round; see `copy_envs_`."""
         if purpose not in self._keys:
             self._keys[purpose] = streams.stream_keys(
-                self.seed, purpose, (self.round,), envs=self.envs
+                self.seed, purpose, (self.round,), envs=self.drawn_as
             )
         return self._keys[purpose]
 

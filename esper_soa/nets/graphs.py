@@ -141,6 +141,7 @@ class StepCache(Generic[Step]):
 
     def __init__(self, capture: bool, device: torch.device = CURRENT_GPU, part: str = "") -> None:
         self.capture = capture
+        self.device = device
         self.capacity = MOST_GRAPHS
         self.part = part
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
@@ -159,6 +160,10 @@ class StepCache(Generic[Step]):
             self._cached.popitem(last=False)
             self.counts["dropped"] += 1
         return entry.step
+
+    def empty(self) -> "StepCache[Step]":
+        """A cache of the same kind that keeps no step yet."""
+        return StepCache(self.capture, self.device, self.part)
 
     def is_cached(self, key: Hashable) -> bool:
         """Whether a step is kept under this key."""

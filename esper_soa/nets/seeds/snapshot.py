@@ -1,4 +1,4 @@
-"""Snapshots of every host's weights, restored after divergence.
+"""Snapshots of every host's weights, restored after divergence, and copies of whole envs.
 
 A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once,
 among the weights. A pass over all weights costs more than anything else of the state machine, and
@@ -80,3 +80,13 @@ def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
         target[rows] = source[rows]
     else:
         torch.where(where[:, None], source, target, out=target)
+
+
+def copy_envs_(weights: TensorDict, source: Tensor) -> None:
+    """Give every env i all rows of env source[i] (int64 [N]): hosts, seeds, momentum, snapshots."""
+    changed = source != torch.arange(len(source), device=source.device)
+    for rows in weights.flatten_keys(".").to_dict().values():
+        if source.device.type == "cpu":
+            rows[changed] = rows[source[changed]]
+        else:
+            rows.copy_(rows.index_select(0, source))
