@@ -193,3 +193,51 @@ class Beside(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         both = torch.cat([F.relu(self.norm(self.conv(x))), self.depthwise(x)], 1)
         return F.gelu(self.point(both) + x)
+
+
+class Tokens(nn.Module):
+    """Linear layers of the channels of each pixel, and of the pixels of each channel."""
+
+    def __init__(self, channels: int, pixels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.pixels = nn.Sequential(nn.Linear(pixels, 36), nn.GELU(), nn.Linear(36, pixels))
+        self.last_norm = nn.LayerNorm(channels)
+        self.channels = nn.Sequential(nn.Linear(channels, 20), nn.GELU(), nn.Linear(20, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.flatten(2).transpose(1, 2)
+        y = y + self.pixels(self.norm(y).transpose(1, 2)).transpose(1, 2)
+        last = self.last_norm(y.transpose(1, 2).reshape(x.shape).permute(0, 2, 3, 1))
+        return x + self.channels(last).permute(0, 3, 1, 2)
+
+
+class TokenHead(nn.Module):
+    """Logits by the mean of the tokens."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x.flatten(2).transpose(1, 2)).mean(1))
+
+
+@blueprint("tokens")
+class TokenNorm(nn.Module):
+    """A seed with a norm of the channels of each pixel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.linear = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(self.norm(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
+@host("mixer")
+def mixer(classes: int) -> nn.Sequential:
+    patches = nn.Conv2d(3, 12, 4, 4)
+    return nn.Sequential(patches, Tokens(12, 64), Tokens(12, 64), TokenHead(12, classes))

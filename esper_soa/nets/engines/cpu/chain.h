@@ -183,6 +183,7 @@ static inline void add_operation(building *g, const operation *o, long x, long h
     descriptor *s = &own->s;
     own->from[1] = host, own->by_columns = 1;
     if (x < 0) s->x_pixel = COLOURS;
+    s->mixed = o->kind == MIXED;
     if (o->kind == PRODUCT) s->spread = out_pixels(&g->layers[host].s) == 1 && o->side > 1;
     s->height = s->width = g->side = o->side, s->stride = o->stride, s->padding = o->padding;
     s->depthwise = (int)o->depthwise, s->split = o->split, s->together = o->together && o->kind == BLOCK;

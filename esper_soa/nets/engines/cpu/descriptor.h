@@ -28,6 +28,7 @@ typedef struct {
     int pooled;              /* a 2x2 max pool follows */
     int flags;               /* of the seed */
     int linear;              /* no ReLU; window: its mean */
+    int mixed;               /* the weights are of pixels, [pixels, pixels of x], and the shift is of pixels */
     int spread;              /* product: `host` has one pixel, for all of x */
     int own_residual;        /* seed and parts: x is added, and grad_x contains what flows through it */
     int through;             /* seed: straight-through, the host goes on with x; there is no out */

@@ -96,8 +96,10 @@ def seed_program(make: Factory, slot: FeatureShape) -> np.ndarray:
     module = make_module(make, channels, SKELETON_SEED)
     given = Operation(None, operations.PLAIN | {"outputs": channels, "side": side}, num_reads=1)
     seed = Program()
+    seed.shown = ("c", "", "") if side == 1 else operations.IMAGE
     value = seed.extend(_trace(module, slot), given)
-    gives_new = value is not given and not value.num_reads
+    gives_new = value is not given and not value.num_reads and len(seed.shown) == len(slot)
+    gives_new = gives_new and seed.shown[0] == "c"
     require(gives_new, f"{type(module).__name__}, which gives what it read")
     seed.operations.remove(value)
     return operations.table([*seed.operations, value])

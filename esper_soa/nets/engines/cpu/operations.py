@@ -16,7 +16,7 @@ import numpy as np
 from esper_soa.nets.model.tracing import BUFFER, PARAMETER, Trace, TracedCall, Value
 
 # kinds of layers, as in kernels.h; the last operation is the head
-BLOCK, POOL, SEED, _, _, NORMED, _, _, WINDOW, PRODUCT, BESIDE = range(11)
+BLOCK, POOL, SEED, _, _, NORMED, _, _, WINDOW, PRODUCT, BESIDE, PIXELS, MIXED = range(13)
 RECTIFY, IDENTITY = range(2)  # activations, as in activation.h
 IMAGES = NONE = -1
 GIVEN = -2  # what a seed is given, as the second that an operation takes
@@ -37,7 +37,8 @@ UNUSED = dict.fromkeys(INTEGERS[INTEGERS.index("before") :], NONE)
 ACTIVATIONS = (  # in the order of activation.h
     *("relu", "", "silu", "sigmoid", "tanh", "gelu", "hardswish", "hardsigmoid", "relu6"),
 )
-RESHAPES = ("flatten", "view", "reshape", "squeeze", "unsqueeze")
+RESHAPES = ("flatten", "view", "reshape", "squeeze", "unsqueeze", "unflatten", "contiguous")
+IMAGE = ("c", "h", "w")  # axes of features: channels, lines, columns; "hw": these in a row
 WHOLE = 8  # channels of a vector, as in vec.h; groups of a convolution must be such
 MOST_WINDOW = 15  # pixels along a side of a pool; a byte says which of them is the largest
 
@@ -101,6 +102,8 @@ class Program:
     def __init__(self) -> None:
         self.operations = list[Operation]()
         self.values = dict[Value, Operation]()
+        self.axes = dict[Value, tuple[str, ...]]()  # behind the batch, "" where there is one number
+        self.shown: tuple[str, ...] = IMAGE  # axes of what the last trace gave
         self.starts = [0, 0]  # columns of the parameters and statistics of the segment
         self.used = set[int]()  # columns of the parameters that an operation has
         self.moved = set[int]()  # columns of the statistics that a norm has
@@ -117,6 +120,8 @@ class Program:
             "avg_pool2d": self._average,
             "adaptive_avg_pool2d": self._mean,
             "mean": self._mean,
+            "layer_norm": self._layer_norm,
+            **dict.fromkeys(("transpose", "permute"), self._permuted),
             **dict.fromkeys(RESHAPES, self._reshaped),
             **dict.fromkeys([*ACTIVATIONS, "hardtanh"], self._activation),
         }
@@ -130,20 +135,26 @@ class Program:
     def extend(self, traced: Trace, value: Operation) -> Operation:
         """The operation that the calls of a module make of the one that it is given."""
         self.values = {traced.features: value}
+        self.axes = {traced.features: self.shown}
         for call in traced.calls:
             if counts(call) and self.counter is None:
                 self.counter = call.values["self"]
             else:
                 require(call.name in self.steps, call.place)
                 self.values[call.result] = self.steps[call.name](call)
+                several = call.result.shape[1:2] != (1,)
+                shown = ("c", "h", "w") if several else ("c", "", "")
+                self.axes.setdefault(call.result, shown[: len(call.result.shape)])
         used = sum(self.starts[0] <= column for column in self.used)
         takes_all = self.counter is None and used == traced.num_parameters
         require(takes_all and traced.result in self.values, "tensors that take part in nothing")
+        self.shown = self.axes[traced.result]
         return self.values[traced.result]
 
     def put_slot(self, value: Operation, slot: int) -> Operation:
         """The operation behind which the slot is, which nothing has read yet."""
         require(value.has("kind"), "a slot behind what does nothing")
+        require(self.shown[0] == "c", "a slot behind features whose channels stand last")
         if value.num_reads or value.has("after"):
             value = self._append(value, value["outputs"], value.size)
         value.numbers["after"] = slot
@@ -192,10 +203,17 @@ class Program:
         return operation
 
     def _features(self, call: TracedCall, name: str, images: bool = False) -> Operation:
-        """The same, whose pixels do not stand in a row there; the images where they may be."""
+        """The same of images, or vectors; the images of the data set where they may be."""
         operation = self._given(call, name)
-        stands = call.values[name].shape[0] == operation["outputs"]
+        stands = self.axes[call.values[name]] in (IMAGE, ("c", "", ""), ("c",))
         require(stands and (images or operation.has("kind")), call.place)
+        return operation
+
+    def _same(self, call: TracedCall, name: str) -> Operation:
+        """The same of whatever axes, which the result of the call has too."""
+        operation = self._given(call, name)
+        axes = self.axes.setdefault(call.result, self.axes[call.values[name]])
+        require(operation.has("kind") and axes == self.axes[call.values[name]], call.place)
         return operation
 
     def _takes(self, operation: Operation, *more: int) -> bool:
@@ -239,9 +257,26 @@ class Program:
 
     def _linear(self, call: TracedCall) -> Operation:
         operation = self._given(call, "input")
-        require(len(call.values["input"].shape) == 1 and operation.has("kind"), call.place)
+        axes = self.axes[call.values["input"]]
+        outputs = call.result.shape[-1]
         weights = self._parameters(call, weight="weight", bias="shift")
-        return self._new(call, operation, kernel=operation.size, **weights)
+        if axes == ("chw",) and operation.has("kind"):
+            return self._append(operation, outputs, 1, kernel=operation.size, **weights)
+        operation = self._same(call, "input")
+        if axes[-1] == "c":
+            return self._append(operation, outputs, operation.size, kernel=1, **weights)
+        side = math.isqrt(outputs)
+        require(axes[-1] == "hw" and side**2 == outputs, call.place)
+        return self._append(operation, operation["outputs"], side, kind=MIXED, **weights)
+
+    def _layer_norm(self, call: TracedCall) -> Operation:
+        operation = self._same(call, "input")
+        channels = operation["outputs"]
+        whole = self.axes[call.result][-1] == "c" and {"weight", "bias"} <= {*call.values}
+        require(whole and call.arguments["normalized_shape"] == [channels], call.place)
+        columns = self._parameters(call, weight="scale", bias="shift")
+        eps = cast(float, call.arguments["eps"])
+        return self._append(operation, channels, operation.size, kind=PIXELS, eps=eps, **columns)
 
     def _norm(self, call: TracedCall) -> Operation:
         operation = self._features(call, "input")
@@ -281,7 +316,7 @@ class Program:
         return operation
 
     def _sum(self, call: TracedCall) -> Operation:
-        left, right = (self._features(call, name) for name in ("self", "other"))
+        left, right = (self._same(call, name) for name in ("self", "other"))
         shapes = {value.shape for value in call.values.values()}
         require(call.arguments["alpha"] == 1 and len(shapes) == 1, call.place)
         for name, term, added in (("self", left, right), ("other", right, left)):
@@ -290,11 +325,11 @@ class Program:
                 self.operations.remove(term)  # behind what is added
                 self.operations.append(term)
                 return self._paired(term, added)
-        return self._paired(self._new(call, left), right)
+        return self._paired(self._append(left, left["outputs"], left.size), right)
 
     def _activation(self, call: TracedCall) -> Operation:
         name = "self" if "self" in call.values else "input"
-        operation = self._features(call, name)
+        operation = self._same(call, name)
         bounds = [call.arguments.get(bound) for bound in ("min_val", "max_val")]
         kind = "relu6" if bounds == [0, 6] else call.name
         is_exact = call.arguments.get("approximate", "none") == "none"
@@ -337,22 +372,51 @@ class Program:
         return self._new(call, self._features(call, "self"), **sizes)
 
     def _mean(self, call: TracedCall) -> Operation:
-        shape = call.values["self"].shape
-        axes = sorted(axis % 4 for axis in cast(list[int], call.arguments.get("dim") or []))
-        whole = axes == [2, 3] or (not axes and _single(call.arguments.get("output_size")) == 1)
-        require(len(shape) == 3 and whole, call.place)
-        operation = self._features(call, "self")
-        return self._append(operation, shape[0], 1, kind=WINDOW, depthwise=1, kernel=shape[1])
+        operation = self._given(call, "self")
+        axes = ("", *self.axes[call.values["self"]])
+        found = cast(list[int], call.arguments.get("dim") or [])
+        gone = [place % len(axes) for place in found]
+        if call.name == "adaptive_avg_pool2d" and _single(call.arguments["output_size"]) == 1:
+            gone = [2, 3]
+        over = sorted("".join(axes[place] for place in gone))
+        pixels = ["h", "w"] if operation.size > 1 else []
+        require(operation.has("kind") and gone and 0 not in gone and over == pixels, call.place)
+        keeps = len(call.result.shape) + 1 == len(axes)
+        kept = ["" if place in gone else axis for place, axis in enumerate(axes)]
+        rest = [axis for place, axis in enumerate(kept) if keeps or place not in gone]
+        self.axes[call.result] = tuple(rest[1:])
+        sizes = {"kind": WINDOW, "depthwise": 1, "kernel": operation.size}
+        return self._append(operation, operation["outputs"], 1, **sizes)
 
     def _reshaped(self, call: TracedCall) -> Operation:
-        """The same numbers where their pixels stand in a row, or there is one."""
+        """The same numbers in the same order."""
         source = call.values["self"]
-        result = call.result.shape
         operation = self._given(call, "self")
-        is_pixel = operation.size == 1 and result[:1] == source.shape[:1]
-        require(is_pixel or len(result) == 1, call.place)
-        call.result.num_uses += source.num_uses - 1
-        return operation
+        sizes = {"c": operation["outputs"], "h": operation.size, "w": operation.size}
+        rest = [letter for letter in "".join(self.axes[source]) if sizes[letter] > 1]
+        axes = list[str]()
+        for numel in call.result.shape:
+            axes.append("")
+            while rest and math.prod(sizes[letter] for letter in axes[-1]) < numel:
+                axes[-1] += rest.pop(0)
+            require(math.prod(sizes[letter] for letter in axes[-1]) == numel, call.place)
+        require(not rest, call.place)
+        return self._viewed(call, axes)
+
+    def _permuted(self, call: TracedCall) -> Operation:
+        """The same numbers in another order of their axes."""
+        axes = ["", *self.axes[call.values["self"]]]
+        order = cast(list[int], call.arguments.get("dims") or [*range(len(axes))])
+        if call.name == "transpose":
+            places = [cast(int, call.arguments[name]) for name in ("dim0", "dim1")]
+            order[places[0]], order[places[1]] = order[places[1]], order[places[0]]
+        require(order[0] == 0, call.place)
+        return self._viewed(call, [axes[place] for place in order][1:])
+
+    def _viewed(self, call: TracedCall, axes: Sequence[str]) -> Operation:
+        self.axes[call.result] = tuple(axes)
+        call.result.num_uses += call.values["self"].num_uses - 1
+        return self._given(call, "self")
 
     def _product(self, call: TracedCall) -> Operation:
         both = [(self._features(call, name), call.values[name].shape) for name in ("self", "other")]

@@ -5,6 +5,7 @@
 #include "points.h"
 #include "pool.h"
 #include "seed.h"
+#include "tokens.h"
 
 const kernels KERNELS = {
     .of = {
@@ -19,6 +20,8 @@ const kernels KERNELS = {
         [WINDOW] = {window_forward, window_backward},
         [PRODUCT] = {product_forward, product_backward},
         [BESIDE] = {beside_forward, beside_backward},
+        [PIXELS] = {pixels_forward, pixels_backward},
+        [MIXED] = {mixed_forward, mixed_backward},
     },
     .block_infer = block_infer,
     .convolve = conv_by,

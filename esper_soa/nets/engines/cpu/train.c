@@ -222,9 +222,11 @@ static void add_norm(const training *t, const float *grad, long numel, seed_norm
 
 static void add_operation_norms(const training *t, const descriptor *s, seed_norms *found) {
     long I = s->depthwise ? 1 : s->in_channels / s->split, each = s->kernel ? I * s->kernel * s->kernel : 0;
-    if (s->weight && each) add_norm(t, s->grad_weight, s->out_channels * each, found);
-    if (s->scale) add_norm(t, s->grad_scale, s->out_channels, found);
-    if (s->shift) add_norm(t, s->grad_shift, s->out_channels, found);
+    long O = s->mixed ? s->height * s->width : s->out_channels;
+    if (s->mixed) each = s->in_height * s->in_width;
+    if (s->weight && each) add_norm(t, s->grad_weight, O * each, found);
+    if (s->scale) add_norm(t, s->grad_scale, O, found);
+    if (s->shift) add_norm(t, s->grad_shift, O, found);
 }
 
 static seed_norms norms_of(const training *t, const layer *first, const float *grads) {

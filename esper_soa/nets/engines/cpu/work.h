@@ -72,11 +72,17 @@ typedef struct {
     double *sum, *moment;    /* [P]: sum of dz, sum of dz * (y - mean) */
 } work;
 
+/* Floats of a line of numbers of all pixels of x, in whole vectors of any length. */
+INLINE long mixed_line(const descriptor *s) { return (s->in_height * s->in_width + 15) / 16 * 16; }
+INLINE long mixed_room(const descriptor *s) {
+    return s->mixed ? (s->out_channels + s->height * s->width) * mixed_line(s) : 0;
+}
+
 static inline work lay_work(const descriptor *s, arena *a) {
     long P = round_up(s->out_channels), Q = round_up(s->in_channels), G = group_of(s);
     work t = {.padded = take_floats(a, G * padded_floats(s, s->x_pixel)),
               .grad = take_floats(a, G * grad_floats(s)),
-              .room = take_floats(a, tiles_room(s->in_height, s->in_width, P > Q ? P : Q)),
+              .room = take_floats(a, s->mixed ? mixed_room(s) : tiles_room(s->in_height, s->in_width, P > Q ? P : Q)),
               .weights = take_floats(a, packed_forward(s)), .turned = take_floats(a, packed_backward(s)),
               .grad_weight = take_floats(a, packed_forward(s)), .rows = take_floats(a, ROWS * P)};
     if (!s->conv) t.y = take_floats(a, G * image_floats(s));

@@ -34,8 +34,9 @@ SLOTS = {
     "separable": ["r0c1", "r0c2"],
     "identity": ["r0c0", "r0c1", "r0c2", "r0c3"],
     "mixed": ["r0c0", "r0c1"],
+    "mixer": ["r0c0", "r0c1", "r0c2"],
 }
-SEEDS = ("weighted", "beside")
+SEEDS = ("weighted", "beside", "tokens")
 
 
 def shape_of(name: str) -> HostShape:
@@ -83,7 +84,7 @@ def test_hosts_of_modules_with_seeds_equal_torch(name: str) -> None:
 def test_seeds_that_are_modules_equal_torch(optimizer: str, stage: int) -> None:
     world = made("resnet", optimizer, blueprints=SEEDS)
     assert isinstance(world.rules.engine, CpuEngine), world.rules.engine.chosen.reason
-    kinds = np.array([[13, 14, 13], [14, 13, 14], [13, 13, 14]] * 2)
+    kinds = np.array([[13, 14, 15], [14, 15, 13], [15, 13, 14]] * 2)
     blends = np.array([[Blend.ADD, Blend.MULTIPLY, Blend.GATE]])
     seeds = seeds_where(np.ones_like(kinds, dtype=bool), stage, kinds, blends)
     equals_torch(world, seeds, nothing=NOTHING, share=ONE_SIDE)
