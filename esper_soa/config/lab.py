@@ -18,6 +18,7 @@ LAB = {
     "report of a study": "esper_soa.lab.report.page:report_in",
     "figure of a study": "esper_soa.lab.report.frontier:write_frontier",
     "--check-device": "esper_soa.lab.check_device:check_device",
+    "--prepare": "esper_soa.lab.prepare:prepare",
     "--plan": "esper_soa.lab.plan.plan:show_plan",
     "--plan=json": "esper_soa.lab.plan.plan:show_plan_json",
     "plan of a study": "esper_soa.lab.plan.plan:make_plan",

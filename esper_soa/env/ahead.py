@@ -1,6 +1,7 @@
 """The kernels of an env-step as libraries compiled ahead of time, called as the eager ones.
 
-A library takes the tensors of its records in a fixed order and gives those of the results. Whoever
+A library takes the tensors of its records in a fixed order and gives those of the results. Numbers
+that may differ by env are among them, so that runs which differ in these share a library. Whoever
 loads one compares it with the eager kernel on an empty state: only what is equal to the bit is
 taken. runtime/step_cache.py keeps libraries, runtime/compile_step.py makes them.
 """
@@ -16,7 +17,9 @@ import torch
 from tensordict import TensorClass
 from torch import Tensor
 
-from esper_soa.config.env import REWARD_MODE
+from esper_soa.config.env import ENV_NUMBERS, REWARD_MODE
+from esper_soa.env.env_settings import config_of_envs
+from esper_soa.env.reward import settings_of_envs
 from esper_soa.env.step import (
     EnvRules,
     StepKernels,
@@ -43,6 +46,24 @@ KERNELS: dict[str, Callable[..., Record]] = {
     "record_and_observe": record_and_observe,
     "apply_action": apply_action,
 }
+
+
+# Settings whose numbers libraries are given, of every env, whether they differ or not.
+GIVEN_NUMBERS = tuple(
+    name for name in ENV_NUMBERS if name.startswith(("reward.", "gates.", "lifecycle."))
+)
+
+
+def structure_of(rules: EnvRules) -> EnvRules:
+    """The rules that libraries are compiled for: the same for all that differ in GIVEN_NUMBERS."""
+    nothing = dict.fromkeys(GIVEN_NUMBERS, torch.ones(()))
+    given = {*rules.kernel_settings, *GIVEN_NUMBERS}
+    return rules._replace(
+        reward=settings_of_envs(rules.reward, nothing),
+        gates=config_of_envs(rules.gates, nothing),
+        lifecycle=config_of_envs(rules.lifecycle, nothing),
+        kernel_settings=tuple(sorted(given)),
+    )
 
 
 class Structure(NamedTuple):
@@ -139,10 +160,11 @@ def _layout(tensors: list[Tensor]) -> tuple[list[torch.dtype], list[torch.Size]]
 
 
 def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
-    """Kernels of the libraries in `folder`, which were compiled for these rules.
+    """Kernels of the libraries in `folder`, which were compiled for `structure_of` these rules.
 
     LibraryError where they cannot be loaded or differ from the eager ones, by a bit.
     """
+    rules = structure_of(rules)
     examples = example_inputs(rules, num_envs)
     try:
         kernels = []
@@ -153,7 +175,8 @@ def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
             kernels.append(kernel)
     except RuntimeError as error:
         raise LibraryError(f"the libraries of {folder} cannot be loaded: {error}") from error
-    return StepKernels(*kernels)  # type: ignore[arg-type]
+    record, respond = kernels
+    return StepKernels(record, respond, settings=rules.kernel_settings)  # type: ignore[arg-type]
 
 
 def example_inputs(

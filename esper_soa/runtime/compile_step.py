@@ -169,7 +169,9 @@ def fill(folder: Path, key: str, rules: EnvRules) -> None:
 
 
 def main() -> None:
-    """Read the rules and fill the cache, if no other process does so, within COMPILE_SECONDS."""
+    """Read the rules and fill the cache, if no other process does so for this key, when those of
+    other keys have, within COMPILE_SECONDS.
+    """
     _, folder_text, key, niceness_text = sys.argv
     folder = Path(folder_text)
     niceness = int(niceness_text)
@@ -184,12 +186,13 @@ def main() -> None:
     try:
         with (
             signal_handlers(stop, (*STOP_SIGNALS, signal.SIGALRM)),
-            only_compiler(folder, wait=niceness == 0) as alone,
+            only_compiler(folder, key, wait=niceness == 0) as alone,
             torch.no_grad(),
         ):
             if alone and find(folder, key) is None:
-                drop_old_drafts(folder)
-                fill(folder, key, rules)
+                with only_compiler(folder, wait=True):
+                    drop_old_drafts(folder)
+                    fill(folder, key, rules)
     except Interrupted:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)  # compilers that it has started

@@ -1,9 +1,10 @@
 """The cache of step kernels that were compiled ahead of time (env/ahead.py), and who fills it.
 
-A folder of the cache has the libraries for one key: sources, versions, processor, and all settings
-that the kernels read. It is written whole by a process of its own (compile_step.py) and renamed to
-its place, with the digests of its files; what differs from them is never run. Kernels are taken
-only where they equal the eager ones to the bit, so that no number depends on what the cache has.
+A folder of the cache has the libraries for one key: sources, versions, processor, and the settings
+that the kernels read, but for the numbers that they are given (`structure_of`). It is written whole
+by a process of its own (compile_step.py) and renamed to its place, with the digests of its files;
+what differs from them is never run. Kernels are taken only where they equal the eager ones to the
+bit, so that no number depends on what the cache has.
 """
 
 import fcntl
@@ -16,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +25,7 @@ from pathlib import Path
 import tensordict
 import torch
 
-from esper_soa.env.ahead import KERNELS, LibraryError, can_load, load_kernels
+from esper_soa.env.ahead import KERNELS, LibraryError, can_load, load_kernels, structure_of
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.system.caches import FolderError, open_cache, open_folder, read_user_file
@@ -33,6 +35,7 @@ STEP_FOLDER = "step"  # folder of all keys, in the user's cache
 MANIFEST_FILE = "sha256.json"
 REFUSAL_ENTRY = "refused"  # the entry of a manifest that says why there are no libraries
 LIBRARY_FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
+REFUSED_SECONDS = 24 * 3600.0  # that a refusal holds: the compiler may have lacked memory
 KEPT_KEYS = 32  # a key takes about a megabyte; those that were used longest ago go
 BACKGROUND_STEPS = (
     64  # env-steps of each env, in the shortest run that has kernels compiled beside it
@@ -54,6 +57,7 @@ def unsupported(rules: EnvRules) -> str:
 
 def step_key(rules: EnvRules) -> str:
     """Digest of all that decides what the kernels of these rules are."""
+    rules = structure_of(rules)
     reward = rules.reward
     tables = reward.counts, reward.flop
     costs = [(table.host, table.seed.tolist(), table.gate.tolist()) for table in tables]
@@ -81,14 +85,21 @@ def sources_digest() -> str:
 
 
 def find(folder: Path, key: str) -> dict[str, str] | None:
-    """The manifest of `key`, of unchanged files of this user; None where there is none."""
+    """The manifest of `key`, of unchanged files of this user; None where there is none, or an old
+    refusal.
+    """
     place = folder / key
     with suppress(FolderError, ValueError):
         if not place.is_dir():
             return None
         open_folder(place)
         manifest = json.loads(read_user_file(place / MANIFEST_FILE) or "null")
-        if isinstance(manifest, dict) and (REFUSAL_ENTRY in manifest or manifest == digests(place)):
+        if not isinstance(manifest, dict):
+            return None
+        if REFUSAL_ENTRY in manifest:
+            age = time.time() - (place / MANIFEST_FILE).stat().st_mtime
+            return manifest if age < REFUSED_SECONDS else None
+        if manifest == digests(place):
             return manifest
     return None
 
@@ -112,6 +123,7 @@ def store(draft: Path, folder: Path, key: str, manifest: dict[str, str]) -> None
     keys = sorted(folder.glob(f"*/{MANIFEST_FILE}"), key=lambda path: path.stat().st_mtime)
     for manifest_file in keys[:-KEPT_KEYS]:
         remove(manifest_file.parent)
+        remove(folder / f"lock{manifest_file.parent.name}")
 
 
 def remove(place: Path) -> None:
@@ -123,12 +135,13 @@ def remove(place: Path) -> None:
 
 
 @contextmanager
-def only_compiler(folder: Path, wait: bool = False) -> Iterator[bool]:
-    """Whether this process is the one that compiles in `folder`, for as long as the context.
+def only_compiler(folder: Path, key: str = "", wait: bool = False) -> Iterator[bool]:
+    """Whether this process is the one that compiles `key` in `folder`, or of all the one whose turn
+    it is, for as long as the context.
 
     wait: until it is.
     """
-    with open(folder / "lock", "w") as lock:
+    with open(folder / f"lock{key}", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
@@ -141,7 +154,7 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
     """The kernels for a run of so many env-steps: from the cache, or the eager ones.
 
     Where the cache lacks them they are compiled: with `wait` before this returns, else beside the
-    run, for the next one, at low priority and never two at once; not beside runs of fewer than
+    run, for the next one, at low priority and one after the other; not beside runs of fewer than
     BACKGROUND_STEPS env-steps, as tests are.
     """
     reason = unsupported(rules)
@@ -176,9 +189,9 @@ def _compile(folder: Path, key: str, rules: EnvRules, env_steps: int, wait: bool
         return f"no C++ compiler: {compiler} is not there (install g++, or set CXX)"
     if not wait and env_steps < BACKGROUND_STEPS:
         return f"the cache lacks them, and runs below {BACKGROUND_STEPS} env-steps compile nothing"
-    with only_compiler(folder) as free:
+    with only_compiler(folder, key) as free:
         if not wait and not free:
-            return "the cache lacks them, and another process compiles"
+            return "the cache lacks them, and another process compiles them for the next run"
     process = start_compiler(folder, key, rules, niceness=0 if wait else 19)
     if not wait:
         return "the cache lacks them; a process beside this run compiles them for the next"
@@ -196,7 +209,7 @@ def start_compiler(folder: Path, key: str, rules: EnvRules, niceness: int) -> in
     program = [sys.executable, "-m", "esper_soa.runtime.compile_step", str(folder), key]
     with tempfile.TemporaryFile() as given, open(os.devnull, "w") as nothing:
         # an engine may hold what cannot be sent, and kernels never ask it
-        pickle.dump(rules._replace(engine=None), given)  # type: ignore[arg-type]
+        pickle.dump(structure_of(rules)._replace(engine=None), given)  # type: ignore[arg-type]
         given.seek(0)
         streams = [(os.POSIX_SPAWN_DUP2, given.fileno(), 0)]
         streams += [(os.POSIX_SPAWN_DUP2, nothing.fileno(), number) for number in (1, 2)]

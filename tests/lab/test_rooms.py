@@ -22,6 +22,7 @@ NEEDED_BY = {
     "plan": ["--plan"],
     "query": ["esper-query"],
     "check_device": ["--check-device"],
+    "prepare": ["--prepare"],
     "conformance": ["check_reward"],
 }
 # Plays a run by the command, then asks for everything in turn: a line for each, with its error.
@@ -54,6 +55,7 @@ for name, ask in {
     "-m": lambda: command(train_command, "-m", experiment, *little, "resume=x"),
     "--plan": lambda: lab.find_in_lab("--plan", "--plan"),
     "--check-device": lambda: lab.find_in_lab("--check-device", "--check-device"),
+    "--prepare": lambda: lab.find_in_lab("--prepare", "--prepare"),
     "check_reward": lambda: esper_soa.check_reward,
 }.items():
     said = io.StringIO()

@@ -11,6 +11,8 @@ import stat
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from esper_soa.config.env import (
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
+    LossRewardConfig,
     RewardConfig,
     SignalsConfig,
 )
@@ -34,6 +37,7 @@ from esper_soa.env.ahead import (
     example_values,
     leaves,
     rebuild,
+    structure_of,
 )
 from esper_soa.env.step import EAGER, EnvRules
 from esper_soa.runtime import compile_step, step_cache
@@ -124,6 +128,9 @@ def test_a_refusal_is_kept_and_said(folder: Path) -> None:
     draft.mkdir(mode=0o700)
     store(draft, folder, step_key(rules), {REFUSAL_ENTRY: "it rounds"})
     assert told(rules) == "it rounds"
+    manifest = folder / step_key(rules) / "sha256.json"
+    os.utime(manifest, (0, time.time() - 25 * 3600))
+    assert told(rules).startswith("the cache lacks them")  # so it is tried again
 
 
 def test_the_key_follows_all_that_kernels_read() -> None:
@@ -133,15 +140,14 @@ def test_the_key_follows_all_that_kernels_read() -> None:
         tiny_rules(3, 6),
         tiny_rules(2, 7),
         tiny_rules(2, 6, RewardConfig(mode="escrow")),
-        tiny_rules(2, 6, RewardConfig(rent_weight=0.123)),
-        rules._replace(lifecycle=LifecycleConfig(embargo_steps=7)),
-        rules._replace(gates=GatesConfig(min_blending_steps=7)),
+        tiny_rules(2, 6, RewardConfig(pbrs_weight=0.123)),
+        rules._replace(lifecycle=LifecycleConfig(auto_forward_g1=True)),
+        rules._replace(gates=GatesConfig(min_gradient_health=0.5)),
         rules._replace(signals=SignalsConfig(plateau_threshold=0.75)),
         rules._replace(governor=GovernorConfig(snapshot_steps=7)),
         rules._replace(early_stop=EarlyStopConfig(rollbacks=1)),
         rules._replace(max_seeds=1),
         rules._replace(blueprints=~rules.blueprints),
-        rules._replace(kernel_settings=("reward.rent_weight",)),
         *(
             rules._replace(reward=reward._replace(**{name: costs._replace(**{part: value + 1})}))
             for name, costs in (("counts", reward.counts), ("flop", reward.flop))
@@ -152,6 +158,19 @@ def test_the_key_follows_all_that_kernels_read() -> None:
     ]
     assert step_key(tiny_rules(2, 6)) == step_key(rules)
     assert len({step_key(one) for one in (rules, *others)}) == 1 + len(others)
+
+
+def test_runs_whose_numbers_may_differ_by_env_share_their_kernels() -> None:
+    rules = tiny_rules(2, 6)
+    same = [
+        tiny_rules(
+            2, 6, RewardConfig(rent_weight=0.123, loss=LossRewardConfig(compute_rent_weight=1))
+        ),
+        rules._replace(lifecycle=LifecycleConfig(embargo_steps=7, min_prune_age=2)),
+        rules._replace(gates=replace(rules.gates, min_blending_steps=7)),
+        rules._replace(kernel_settings=("reward.rent_weight",)),
+    ]
+    assert {step_key(like) for like in same} == {step_key(rules)}
 
 
 def test_the_key_follows_sources_and_versions(
@@ -286,9 +305,9 @@ def test_runs_say_why_nothing_is_compiled(folder: Path, monkeypatch: pytest.Monk
     rules = tiny_rules(2, 6)
     short = "the cache lacks them, and runs below 64 env-steps compile nothing"
     assert told(rules) == short
-    with only_compiler(folder) as alone:
+    with only_compiler(folder, step_key(rules)) as alone:
         assert alone
-        assert told(rules, 64) == "the cache lacks them, and another process compiles"
+        assert told(rules, 64).startswith("the cache lacks them, and another process compiles them")
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     assert told(rules, 64) == (
         "no C++ compiler: /nonexistent/c++ is not there (install g++, or set CXX)"
@@ -349,7 +368,7 @@ def test_a_compilation_that_is_interrupted_ends_without_a_traceback_and_leaves_n
     os.kill(process.pid, number)
     assert process.communicate(timeout=60) == (b"", b"")  # what it has started has ended too
     assert process.returncode == 128 + number
-    assert [path.name for path in folder.iterdir()] == ["lock"]
+    assert {path.name for path in folder.iterdir()} == {"lock", "lockkey"}
 
 
 def test_a_run_that_is_interrupted_while_it_waits_ends_the_compiler(folder: Path) -> None:
@@ -392,7 +411,7 @@ def test_compiled_kernels_equal_the_eager_ones_to_the_bit(
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for number in (2, envs, 129):
-                assert differs(rules, folder / step_key(rules), number) == ""
-    (state, measured, values), _ = example_inputs(rules, envs)
+                assert differs(structure_of(rules), folder / step_key(rules), number) == ""
+    (state, measured, values), _ = example_inputs(structure_of(rules), envs)
     with pytest.raises(LibraryError, match="other dtypes or shapes"):
         kernels.record_and_observe(rules, state, measured[1:], values)

@@ -157,6 +157,8 @@ def _world_of(
         graphs = setup.compute.cuda_graphs
         replay = choose_replay(graphs, setup.device, own_reward, num_ranks=ranks.count)
         kernels = build_kernels(rules, cfg.rounds * cfg.steps, num_envs=cfg.envs)
+        if kernels.settings is not None:
+            rules = rules._replace(kernel_settings=kernels.settings)
         kernels = kernels._replace(replay=replay, steps=replay.steps(STATE, setup.device))
         seed = setup.seed if seed is None else seed
         return World(rules, data, seed, kernels=kernels, reduction=ranks)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from esper_soa.training.loop.callbacks import Callback
 
 # Flags of esper-train that train nothing; the lab prints their answer, given the settings.
-QUESTION_FLAGS = ("--check-device", "--plan", "--plan=json")
+QUESTION_FLAGS = ("--check-device", "--prepare", "--plan", "--plan=json")
 # Arguments that ask for a sweep begin with one of these.
 SWEEP_ARGUMENTS = ("-m", "--multirun", "hydra/launcher=", "hydra/sweeper=", "+sweep=")
 
