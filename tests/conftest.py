@@ -39,14 +39,14 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _no_compiler_beside_tests() -> Iterator[None]:
     """Runs compile no step kernels beside themselves, as long as any process of tests is there: all
-    of them hold the lock that a compiler needs alone. A test with a cache of its own plays fewer
-    env-steps than have any compiled.
+    of them hold the lock that a run needs alone to start a compiler. A test with a cache of its own
+    plays fewer env-steps than have any compiled.
     """
-    from esper_soa.runtime.step_cache import STEP_FOLDER
+    from esper_soa.runtime.step_cache import QUIET, STEP_FOLDER
     from esper_soa.system.caches import open_cache
 
-    with open(open_cache(STEP_FOLDER) / "lock", "w") as lock:
-        with suppress(BlockingIOError):  # one is at work
+    with open(open_cache(STEP_FOLDER) / f"lock{QUIET}", "w") as lock:
+        with suppress(BlockingIOError):  # a run looks just now
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
 

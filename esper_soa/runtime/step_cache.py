@@ -35,6 +35,7 @@ STEP_FOLDER = "step"  # folder of all keys, in the user's cache
 MANIFEST_FILE = "sha256.json"
 REFUSAL_ENTRY = "refused"  # the entry of a manifest that says why there are no libraries
 LIBRARY_FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
+QUIET = "-quiet"  # in the place of a key: locked, shared, by whoever wants no compiler beside runs
 REFUSED_SECONDS = 24 * 3600.0  # that a refusal holds: the compiler may have lacked memory
 KEPT_KEYS = 32  # a key takes about a megabyte; those that were used longest ago go
 BACKGROUND_STEPS = (
@@ -189,7 +190,9 @@ def _compile(folder: Path, key: str, rules: EnvRules, env_steps: int, wait: bool
         return f"no C++ compiler: {compiler} is not there (install g++, or set CXX)"
     if not wait and env_steps < BACKGROUND_STEPS:
         return f"the cache lacks them, and runs below {BACKGROUND_STEPS} env-steps compile nothing"
-    with only_compiler(folder, key) as free:
+    with only_compiler(folder, key) as free, only_compiler(folder, QUIET) as may_start:
+        if not wait and not may_start:
+            return "the cache lacks them, and another process wants none compiled"
         if not wait and not free:
             return "the cache lacks them, and another process compiles them for the next run"
     process = start_compiler(folder, key, rules, niceness=0 if wait else 19)

@@ -44,6 +44,7 @@ from esper_soa.runtime import compile_step, step_cache
 from esper_soa.runtime.compile_step import differs
 from esper_soa.runtime.step_cache import (
     LIBRARY_FILES,
+    QUIET,
     REFUSAL_ENTRY,
     STEP_FOLDER,
     digests,
@@ -308,6 +309,8 @@ def test_runs_say_why_nothing_is_compiled(folder: Path, monkeypatch: pytest.Monk
     with only_compiler(folder, step_key(rules)) as alone:
         assert alone
         assert told(rules, 64).startswith("the cache lacks them, and another process compiles them")
+    with only_compiler(folder, QUIET):
+        assert told(rules, 64).endswith("another process wants none compiled")
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     assert told(rules, 64) == (
         "no C++ compiler: /nonexistent/c++ is not there (install g++, or set CXX)"
