@@ -128,7 +128,7 @@ class Simulator:
         self._next_round = 0
         name = settings.policy.name
         if agent is not None:
-            self.agent: Agent = CheckedAgent("policy", agent)
+            self.agent: Agent = CheckedAgent("policy", agent, names=self.words)
         elif name != "ppo":
             self.agent = rule_player(name, "policy.name", settings.policy, setup=self.world.setup)
         else:
@@ -143,6 +143,7 @@ class Simulator:
         legal = self.world.rules.blueprints
         self.joint = actions.JointActions(len(self.slots), legal)
         blueprints = names_by_code(self.world.setup.shape.blueprints)
+        self.words = {"slot": self.slots, "blueprint": blueprints}  # by number, for messages
         # that actions may use, by head
         self.names = actions.choice_names(self.slots, blueprints, legal)
         self._observed: EnvView | None = None  # what the next action answers; None: reset is due
@@ -202,7 +203,7 @@ class Simulator:
         observed = self._due()
         choices = actions.read_action(action, self.num_envs, self.joint, names=self.names)
         masks = observed.view.masks
-        faults = illegal_choices(choices, masks) if self.strict else []
+        faults = illegal_choices(choices, masks, self.words) if self.strict else []
         if faults:
             raise ValueError(faults[0])
         legal_choices, is_legal = obey(choices, masks)

@@ -22,7 +22,7 @@ from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.loop.players import build_player
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Op
+from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, OP_NAMES, Op
 from tests.builders.lanes import some_of
 from tests.builders.tiny_world import CPU, quiet_progress, tiny_settings
 
@@ -166,11 +166,12 @@ def test_every_choice_of_every_head_has_a_name(both: Pair) -> None:
     assert sizes | counted == sizes
 
 
-CNN = ", ".join(map(str, range(1, 8)))
+CNN = ", ".join(BLUEPRINT_NAMES[1:8])
 ILLEGAL = [
-    ({"op": Op.GERMINATE, "blueprint": 9}, f"blueprint 9 for op germinate: {CNN}"),
+    ({"op": Op.GERMINATE, "blueprint": 9}, f"blueprint lora_large for op germinate: {CNN}"),
+    ({"op": Op.GERMINATE}, f"op germinate without a blueprint: {CNN}"),
     ({"op": Op.GERMINATE, "blueprint": -1}, f"blueprint -1 for op germinate: {CNN}"),
-    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2}, "slot 2 for op germinate: 0, 1"),
+    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2}, "slot 2 for op germinate: r0c0, r0c1"),
     (
         {"op": Op.GERMINATE, "blueprint": 3, "tempo": 100},
         "tempo 100 for op germinate: fast, standard, slow",
@@ -178,7 +179,7 @@ ILLEGAL = [
     # the first head's
     (
         {"op": Op.GERMINATE, "blueprint": 3, "slot": 2, "tempo": 100},
-        "slot 2 for op germinate: 0, 1",
+        "slot 2 for op germinate: r0c0, r0c1",
     ),
     ({"op": Op.FOSSILIZE}, "op fossilize: wait, germinate"),
     ({"op": 6}, "op 6: wait, germinate"),

@@ -5,7 +5,7 @@ same part is asked again for the same views, and what that finds is logged as a 
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -42,13 +42,20 @@ class CheckedAgent:
     Looking at the masks is one read by the host per env-step.
     """
 
-    def __init__(self, label: str, agent: Agent, twin: Agent | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        agent: Agent,
+        twin: Agent | None = None,
+        names: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         """label: how the agent was asked for. twin: a second agent of the same part, asked about
-        the first env-steps by `conduct_findings`.
+        the first env-steps by `conduct_findings`. names: of slots and blueprints, for messages.
         """
         self.label = label
         self.agent = agent
         self.twin = twin
+        self.names = names
         self._left_to_watch = NUM_WATCHED
         self._found = list[str]()  # what was warned of
         self._is_first = True  # env-step of an episode, at which all of the view is looked at
@@ -75,7 +82,7 @@ class CheckedAgent:
         if _versions(shown, memory) != before:
             faults = ["it changes the view or its memory in place: it should take x.clone() first"]
         faults += memory_faults(after, view.noise.shape[0], view.noise.device)
-        self._refuse(faults or illegal_choices(decision.action, view.masks))
+        self._refuse(faults or illegal_choices(decision.action, view.masks, self.names))
         return decision, after
 
     def _watch(self, twin: Agent, view: View, memory: Memory) -> None:
@@ -111,7 +118,10 @@ def user_agent(reference: str, setting: str, environment: AgentContext) -> Check
     missing = " and no ".join(name for name in ("start", "act") if not hasattr(agent, name))
     problem = f"What it gives, a {type(agent).__name__}, has no {missing}."
     check(not missing, setting, reference, allowed="a factory of agents", remedy=problem)
-    return CheckedAgent(f"{setting}={reference}", agent, make_agent(part, environment))
+    slots = [slot.name for slot in environment.slots]
+    names = {"slot": slots, "blueprint": environment.blueprints}
+    twin = make_agent(part, environment)
+    return CheckedAgent(f"{setting}={reference}", agent, twin, names=names)
 
 
 def make_agent(part: Part, environment: AgentContext) -> Agent:

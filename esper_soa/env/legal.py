@@ -3,7 +3,7 @@
 All policies use these functions; masks.py computes the masks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -63,27 +63,37 @@ def _offered(mask: Tensor, choice: Tensor) -> Tensor:
     return (clamped == choice) & chosen(mask, clamped)
 
 
-def illegal_choices(action: Action, masks: Masks) -> list[str]:
-    """The first illegal choice of every head that matters, in words. Reads from the device."""
+def illegal_choices(
+    action: Action, masks: Masks, names: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """The first illegal choice of every head that matters, in words. Reads from the device.
+
+    names: of slots and blueprints, by number; without them their numbers stand there.
+    """
     rows = illegal_heads(action, masks)
     if not bool(rows.any()):
         return []
     allowed = head_masks(masks, action.op.clamp(0, len(OP_NAMES) - 1))
+    known = {head.name: head.names for head in HEADS} | dict(names or {})
     messages = []
     for place, head in enumerate(HEADS):
         for env in rows[:, place].nonzero().flatten().tolist()[:1]:
             numbers = allowed[head.name][env].nonzero().flatten().tolist()
-            legal = ", ".join(_word(head.names, number) for number in numbers)
+            legal = ", ".join(_word(known[head.name], number) for number in numbers)
             subject = f"op {_word(OP_NAMES, int(action.op[env]))}"
             if head.name != "op":
                 choice = int(action.get(head.name)[env])
-                subject = f"{head.name} {_word(head.names, choice)} for {subject}"
+                is_missing = head.name == "blueprint" and choice == head.placeholder
+                word = f"{head.name} {_word(known[head.name], choice)}"
+                subject = (
+                    f"{subject} without a {head.name}" if is_missing else f"{word} for {subject}"
+                )
             messages.append(f"env {env}: {subject} is not legal; legal are {legal}")
     return messages
 
 
 def _word(names: Sequence[str], choice: int) -> str:
-    """The name of a choice, or its number where it has none; slots and blueprints have numbers."""
+    """The name of a choice, or its number where it has none."""
     return dict(enumerate(names)).get(choice, str(choice))
 
 

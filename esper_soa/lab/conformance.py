@@ -293,7 +293,7 @@ def _kind(fault: str) -> str:
 
 
 def _step_findings(decision: Decision, view: View) -> list[str]:
-    return illegal_choices(decision.action, view.masks) + [
+    return illegal_choices(decision.action, view.masks, {"blueprint": BLUEPRINT_NAMES}) + [
         f"its {name} is not finite"
         for name in ("log_probs", "value")
         if not torch.as_tensor(getattr(decision, name)).isfinite().all()

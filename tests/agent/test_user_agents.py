@@ -102,7 +102,7 @@ def test_what_an_agent_must_not_give_is_named(decision: object, memory: object, 
 
 
 def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path) -> None:
-    told = "env 0: blueprint 9 for op germinate"
+    told = "env 0: blueprint lora_large for op germinate is not legal; legal are "
     with pytest.raises(UserError, match=f"^policy.name={HERE}:lawless: {told}"):
         fresh(played_by("lawless"), tmp_path)
 
