@@ -57,8 +57,19 @@ from esper_soa.training.start.launch import train_in_session
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from pyarrow import Table
 
 TABLE_FILES = "round_*.parquet"
+NOT_RECORDED = "the run had telemetry.level=off or rounds"
+# Tables of a run, and the reason for which there may be none.
+TABLE_REASONS = {
+    "steps": NOT_RECORDED,
+    "slots": NOT_RECORDED,
+    "events": NOT_RECORDED,
+    "control_steps": f"{NOT_RECORDED}, or no control",
+    "choices": "the run had another telemetry.level than full",
+    "subsets": "the run had another telemetry.level than full",
+}
 MAX_OPENED_SETTINGS = 1 << 20  # bytes of the config.yaml of a run that is opened, of many tasks
 DATA_SPLITS = ("train", "validation", "test")
 
@@ -88,23 +99,50 @@ class RecordedRun:
         """episodes.jsonl: a record per host of every round that is done."""
         return self._lines(self.folder.episodes)
 
+    def table(self, name: str) -> "Table":
+        """A table of docs/telemetry.md, all rounds of it, as Arrow: for duckdb, polars, pandas.
+
+        name: steps, slots, events, control_steps (the control's), choices or subsets. Raises
+        UserError where the run has written no such table.
+        """
+        check_choice("table", name, tuple(TABLE_REASONS))
+        entries = list_folder(self.folder.tables / name)
+        files = [path for path in entries if entries[path] == FILE and path.match(TABLE_FILES)]
+        if not files:
+            self._check_one_task()
+            reason = f"{TABLE_REASONS[name]}, or no round is done"
+            raise UserError(f"{self.path}: there is no table {name}: {reason}")
+        with reading(self.folder.tables, UserError, "tables of a run"):
+            tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
+            joined: Table = import_module("pyarrow").concat_tables(tables)
+        return joined
+
     def steps(self) -> "DataFrame":
-        """The table `steps` of docs/telemetry.md: a row per round, env-step and env.
+        """`table("steps")` as a data frame: a row per round, env-step and env.
 
         Raises UserError where pandas is not installed, or the run has written no such table
         (telemetry.level=off or rounds).
         """
-        entries = list_folder(self.folder.tables / "steps")
-        files = [path for path in entries if entries[path] == FILE and path.match(TABLE_FILES)]
-        if not files:
-            self._check_one_task()
-            reason = "the run had telemetry.level=off or rounds, or no round is done"
-            raise UserError(f"{self.path}: there is no table of env-steps: {reason}")
+        return self._frame("steps")
+
+    def slots(self) -> "DataFrame":
+        """`table("slots")` as a data frame, see `steps`: a row per env-step, env and slot."""
+        return self._frame("slots")
+
+    def events(self) -> "DataFrame":
+        """`table("events")` as a data frame, see `steps`: a row per event of a seed or an env."""
+        return self._frame("events")
+
+    def control_steps(self) -> "DataFrame":
+        """`table("control_steps")` as a data frame: the `steps` of the first control."""
+        return self._frame("control_steps")
+
+    def _frame(self, name: str) -> "DataFrame":
+        table = self.table(name)
         if find_spec("pandas") is None:
-            raise UserError("steps: needs pandas. Install esper-soa[pandas]")
-        with reading(self.folder.tables, UserError, "tables of a run"):
-            tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
-            frame: DataFrame = import_module("pyarrow").concat_tables(tables).to_pandas()
+            remedy = f'Install esper-soa[pandas], or take table("{name}"), which is Arrow'
+            raise UserError(f"{name}: needs pandas. {remedy}")
+        frame: DataFrame = table.to_pandas()
         return frame
 
     @cached_property

@@ -24,6 +24,7 @@ import esper_soa
 from esper_soa.config.compose import compose_settings
 from esper_soa.env.env import Env
 from esper_soa.grown.module_files import digest
+from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.setup import choose_env_chunk
 from esper_soa.runtime.device import layout_in_words
@@ -33,6 +34,7 @@ from esper_soa.training.files.checkpoint import load_checkpoint
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.progress import Progress
+from esper_soa.training.start.runs import TABLE_REASONS
 from esper_soa.vocabulary import HEAD_NAMES
 from tests.builders.tiny_runs import log_of
 
@@ -144,18 +146,35 @@ def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_pa
     assert sorted(every.tolist()) == sorted(run.images("test")[1].tolist())  # of the same classes
 
 
-def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) -> None:
+def test_the_tables_of_a_run_are_arrow(done: esper_soa.RecordedRun) -> None:
+    steps = done.table("steps")
+    assert steps["round"].to_pylist() == [number for number in (1, 2, 3) for _ in range(24)]
+    assert steps["step"].to_pylist() == [step for step in range(1, 9) for _ in range(3)] * 3
+    ends = [row["accuracy"] for row in steps.to_pylist() if row["step"] == 8]
+    assert ends == [line["accuracy"] for line in done.episodes()]
+    assert done.table("slots")["slot"].to_pylist()[:3] == ["r0c0", "r0c1", "r0c2"]
+    assert {*done.table("events").column_names} == {*TABLES["events"].names}
+    assert {*TABLE_REASONS} == {*TABLES}
+    with pytest.raises(UserError, match="there is no table subsets: .*telemetry.level than full"):
+        done.table("subsets")
+    with pytest.raises(UserError, match="there is no table control_steps: .* no control"):
+        done.control_steps()
+    with pytest.raises(UserError, match="^table=step: must be one of steps, slots, events"):
+        done.table("step")
+
+
+@pytest.mark.parametrize("name", ["steps", "slots", "events"])
+def test_tables_are_data_frames_where_there_is_pandas(
+    done: esper_soa.RecordedRun, name: str
+) -> None:
+    read = getattr(done, name)
     if find_spec("pandas") is None:
-        with pytest.raises(UserError, match=r"^steps: needs pandas\. Install esper-soa\[pandas\]$"):
-            done.steps()
+        with pytest.raises(
+            UserError, match=rf"^{name}: needs pandas\. Install esper-soa\[pandas\]"
+        ):
+            read()
         return
-    frame = done.steps()
-    assert len(frame) == 3 * 8 * 3
-    assert frame["round"].tolist() == [number for number in (1, 2, 3) for _ in range(24)]
-    assert frame["step"].tolist() == [step for step in range(1, 9) for _ in range(3)] * 3
-    ends = frame[frame["step"] == frame["step"].max()]
-    told = [line["accuracy"] for line in done.episodes()]
-    assert ends.sort_values(["round", "env"])["accuracy"].tolist() == told
+    assert read().equals(done.table(name).to_pandas())
 
 
 def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
