@@ -16,7 +16,7 @@ LAB = {
     "track": "esper_soa.lab.telemetry.tracking:Tracking",
     "report": "esper_soa.lab.report.end:EndReport",
     "report of a study": "esper_soa.lab.report.page:report_in",
-    "figure of a study": "esper_soa.lab.report.frontier:write_frontier",
+    "figure of a study": "esper_soa.lab.report.figures:write_frontier",
     "--check-device": "esper_soa.lab.check_device:check_device",
     "--prepare": "esper_soa.lab.prepare:prepare",
     "--plan": "esper_soa.lab.plan.plan:show_plan",

@@ -5,7 +5,8 @@ for all of them, and so does that of a run on several tasks, with a folder each.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
@@ -19,9 +20,24 @@ from esper_soa.system.plain_files import FOLDER, OTHER, list_folder, read_text
 from esper_soa.training.files.run_folder import RunFolder, read_config
 
 MAX_DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
+NUMBER = re.compile(r"(?<==)[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?=[ ,\]]|$)")  # of a setting
 COMPARISON_FILE = "compare.json"  # in the folder of a study by esper-compare
 # The numbers that studies compare, in percent points, with their titles.
 MEASURES = {"test_accuracy": "test accuracy", "net": "test accuracy less rent"}
+
+
+def by_value(names: Iterable[str]) -> list[str]:
+    """The names in their order, but those that differ in numbers of settings alone, such as
+    lr=0.1 and lr=0.02, by these.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(NUMBER.sub("#", name), []).append(name)
+    return [
+        name
+        for part in alike.values()
+        for name in sorted(part, key=lambda name: [*map(float, NUMBER.findall(name))])
+    ]
 
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:

@@ -1,11 +1,13 @@
 """Tables of a study on the console and its record, compare.json. Needs no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, takewhile
 from statistics import fmean
 
 import numpy as np
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +17,7 @@ from esper_soa.lab.compare.lead import ACCURACY, LOSS, RankedPair, lead_sentence
 from esper_soa.lab.compare.lengths import misses
 from esper_soa.lab.compare.play import StudyTable
 from esper_soa.lab.compare.study import GIGA, Study
-from esper_soa.lab.run_folders import MEASURES
+from esper_soa.lab.run_folders import MEASURES, by_value
 from esper_soa.system.json_lines import Json
 from esper_soa.training.results.final_table import as_text
 from esper_soa.training.results.statistics import Interval, estimate, source_words
@@ -24,6 +26,9 @@ from esper_soa.training.results.verdict import exponential
 DIFFERENCE_COLUMNS = (f"difference [{CONFIDENCE:.0%}]", "won", "effect", "p", "Holm")
 COST_COLUMNS = ("env-steps", "parameters", "training GFLOP", "all GFLOP")
 TEXT_COLUMNS = ("group", "runs", "measure", "verdict", "chosen")
+FILE_WIDTH = 10_000  # columns: as many as any table needs
+WORD_WIDTH = 14  # columns to which texts are folded, at words, where a terminal is too narrow
+COLUMN_GAP = 3  # columns between two of a table
 
 
 def report(console: Console, study: Study, table: StudyTable) -> None:
@@ -32,7 +37,8 @@ def report(console: Console, study: Study, table: StudyTable) -> None:
     at = equal_words(table)
     columns = columns_of(study, table)
     levels = plain_table(f"means over random seeds [{CONFIDENCE:.0%}], {at}", columns)
-    for group, values in numbers.items():
+    for group in by_value(numbers):
+        values = numbers[group]
         row = level_row(values, table.answers.get(group))
         row |= {"group": group, "chosen": table.choices[group].text if table.choices else ""}
         levels.add_row(*(row[title] for title in columns))
@@ -40,12 +46,56 @@ def report(console: Console, study: Study, table: StudyTable) -> None:
     if study.is_plain:
         _show_differences(console, comparison.compare_groups(numbers, table.answers), at)
     else:
-        console.print(sentence_of(table), highlight=False, soft_wrap=True)
+        say(console, sentence_of(table))
 
 
 def show(console: Console, table: Table) -> None:
-    """Print a table as wide as it needs to be."""
-    console.print(as_text(table), highlight=False, soft_wrap=True)
+    """Print a table as wide as it needs to be; on a terminal that has less room in several, one
+    below the other, with whole words and numbers in each.
+    """
+    width = console.width if console.is_terminal else FILE_WIDTH
+    for part in _fitting(table, width):
+        console.print(as_text(part, width), highlight=False, soft_wrap=True)
+
+
+def say(console: Console, *lines: str) -> None:
+    """Print lines, on a terminal broken between words."""
+    console.print(*lines, sep="\n", highlight=False, soft_wrap=not console.is_terminal)
+
+
+def _fitting(table: Table, width: int) -> Iterator[Table]:
+    """The table, where it is wider than `width` in parts that repeat its first texts."""
+    columns = {str(column.header): [*map(str, column.cells)] for column in table.columns}
+    sizes = [max(map(cell_len, (title, *cells))) for title, cells in columns.items()]
+    if sum(sizes) + len(sizes) * COLUMN_GAP <= width:
+        yield table
+        return
+    needed = {title: _least_width(title, cells) for title, cells in columns.items()}
+    first = [*takewhile(TEXT_COLUMNS.__contains__, columns)]
+    left = [*columns][len(first) :]
+    title = table.title
+    while left:
+        sums = accumulate(needed[name] + COLUMN_GAP for name in (*first, *left))
+        count = max(1, sum(total <= width for total in sums) - len(first))
+        names = (*first, *left[:count])
+        part = plain_table("", names)
+        part.title = title
+        for name, column in zip(names, part.columns, strict=True):
+            column.min_width = needed[name]
+            column.width = None if name in TEXT_COLUMNS else needed[name]
+        for row in zip(*map(columns.__getitem__, names), strict=True):
+            part.add_row(*row)
+        yield part
+        left = left[count:]
+        title = None
+
+
+def _least_width(title: str, cells: Sequence[str]) -> int:
+    """Columns of a terminal that keep words of the title whole, and those of texts."""
+    is_text = title in TEXT_COLUMNS
+    words = [*title.split(), *(word for cell in cells for word in cell.split())]
+    widest = max(map(cell_len, cells))
+    return max(min(widest, WORD_WIDTH) if is_text else widest, *map(cell_len, words))
 
 
 def equal_words(table: StudyTable) -> str:
@@ -82,6 +132,9 @@ def ranked(table: StudyTable) -> list[RankedPair]:
 def _show_differences(console: Console, rows: Sequence[MeasureComparison], at: str) -> None:
     title = f"against {rows[0].reference}, paired by random seed, percent points, {at}"
     differences = plain_table(title, ["group", "measure", *DIFFERENCE_COLUMNS, "verdict"])
+    order = by_value(row.group for row in rows)
+    measures = [*MEASURES]
+    rows = sorted(rows, key=lambda row: (measures.index(row.measure), order.index(row.group)))
     for row in rows:
         differences.add_row(
             row.group,
@@ -97,7 +150,7 @@ def _show_differences(console: Console, rows: Sequence[MeasureComparison], at: s
     tests = f"{test_of(rows)} at {family}, Holm's correction"
     notes = [f"{row.group}, {MEASURES[row.measure]}: {row.power}" for row in rows if row.power]
     show(console, differences)
-    console.print(tests, *notes, sep="\n", highlight=False, soft_wrap=True)
+    say(console, tests, *notes)
 
 
 def test_of(rows: Sequence[MeasureComparison]) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from statistics import fmean
 
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs, study_of
@@ -15,9 +16,10 @@ MAX_COLUMNS = 12  # runs side by side in the table of differing settings
 # Columns of the table `rounds` that describe an update, with their titles.
 UPDATE_COLUMNS = {
     "reward": "reward of an episode",
-    "explained_variance": "explained variance of the critic (1 is perfect)",
+    "explained_variance": "explained variance of the critic (1 is all, 0 or less nothing)",
     "kl": "divergence from the policy before (nats)",
 }
+CRITIC_ROUNDS = 3  # updates over which the critic is judged
 PAIR_COLUMNS = "group|other|random seeds|difference (points)|over|p"
 STUDY_PAIRS = "budget (GFLOP)|group|over|lead|p|p after Holm"
 STUDY_DIFFERENCE = "difference (points)|seeds won|effect|p|p after Holm"
@@ -31,11 +33,12 @@ def details(runs: Sequence[RunRecord]) -> str:
     if settings:
         count = f"{len(first.settings)} settings"
         settings = f"<details><summary>{count}</summary>{settings}</details>"
-    overrides = ((run.label, " ".join(run.overrides)) for run in runs)
+    overrides = ((run.label, " ".join(run.overrides)) for run in runs if run.overrides)
     versions = [
         (run.label, name, str(value))
         for run in runs
         for name, value in flat_settings(run.versions).items()
+        if value not in (None, "", [])
     ]
     cards = [
         _card("What the updates showed", _anomalies(runs)),
@@ -57,15 +60,31 @@ def comparisons(groups: Sequence[RunGroup]) -> str:
     return _card("Comparisons", _study(study) if study else _pairs(groups))
 
 
-def updates(tables: Mapping[str, Table]) -> str:
-    """The updates of runs of one round; the numbers of several rounds are figures."""
+def updates(runs: Sequence[RunRecord], tables: Mapping[str, Table]) -> str:
+    """The updates of runs of one round; the numbers of several rounds are figures, and here is said
+    where the critic explains nothing.
+    """
     rounds = tables["rounds"]
     if len({*rounds.get("round", [])}) > 1:
-        return ""
+        blind = [(run.label, f"{value:.3g}") for run in runs if (value := _explained(run)) <= 0]
+        words = (
+            f"Explained variance, mean of the last {CRITIC_ROUNDS} updates: at 0 or below the "
+            "critic foresees returns no better than their mean, and the policy learns from noisy "
+            "returns. Raise policy.ppo.value_coef, or collect more envs per round."
+        )
+        table = _table("run|explained variance", blind)
+        return _card("Warning: the critic explains nothing", table and _about(words) + table)
     rows = zip(*(rounds.get(name, []) for name in ("run", *UPDATE_COLUMNS)), strict=True)
     digits = "{:,.4g}".format
     texts = ([str(run), *(format_number(cell, digits) for cell in row)] for run, *row in rows)
     return _card("The policy update", _table("|".join(["run", *UPDATE_COLUMNS.values()]), texts))
+
+
+def _explained(run: RunRecord) -> float:
+    """The mean explained variance of the last updates; NaN where there are fewer."""
+    parts = (number(line, "update", "explained_variance") for line in run.rounds[-CRITIC_ROUNDS:])
+    known = [value for value in parts if value is not None]
+    return fmean(known) if len(known) == CRITIC_ROUNDS else math.nan
 
 
 def _card(title: str, content: str) -> str:

@@ -11,13 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from operator import sub
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.lab.report.run_files import Record, RunRecord, mean_of, number, read_json
-from esper_soa.lab.run_folders import COMPARISON_FILE, MAX_DEPTH
+from esper_soa.lab.report.run_files import (
+    Record,
+    RunRecord,
+    listed,
+    mean_of,
+    number,
+    part,
+    read_json,
+)
+from esper_soa.lab.run_folders import COMPARISON_FILE, MAX_DEPTH, by_value
 from esper_soa.training.results.answers import GROWN, stacked
 from esper_soa.training.results.statistics import (
     Estimate,
@@ -76,18 +85,31 @@ class Pair(NamedTuple):
 
 
 def groups_of(runs: Sequence[RunRecord]) -> list[RunGroup]:
-    """The runs by their overrides, in the order of their first runs."""
+    """The runs of a study by the names of its command line, others by their overrides: in the order
+    of their first runs, and of numbers that are all in which they differ.
+    """
     by_key: dict[tuple[str, ...], list[RunRecord]] = {}
+    given = _given_names(runs)
     for run in runs:
-        by_key.setdefault(key_of(run), []).append(run)
+        by_key.setdefault(given.get(run.path) or key_of(run), []).append(run)
     common = set.intersection(*(set(key) for key in by_key)) if by_key else set()
-    groups = []
+    groups: dict[str, RunGroup] = {}
     for key, members in by_key.items():
         distinct = [override for override in key if override not in common]
         names = dict.fromkeys(str(run.settings.get("name", run.label)) for run in members)
         label = ", ".join(distinct or names)
-        groups.append(RunGroup(label, [replace(run, group=label) for run in members]))
-    return groups
+        groups[label] = RunGroup(label, [replace(run, group=label) for run in members])
+    return [groups[label] for label in by_value(groups)]
+
+
+def _given_names(runs: Sequence[RunRecord]) -> dict[Path, tuple[str, ...]]:
+    """The names that a command line of esper-compare gave the groups of runs, by their paths."""
+    folder = study_folder(runs)
+    study = read_json(folder / COMPARISON_FILE) if folder else {}
+    tables = [study, *listed(study, "budgets")]
+    names = {name.split()[0] for table in tables for name in part(table, "groups")}
+    places = {run.path: run.path.resolve().relative_to(folder or "/").parts for run in runs}
+    return {path: (" ".join(at[:-1]),) for path, at in places.items() if {*at[:1]} & names}
 
 
 def key_of(run: RunRecord) -> tuple[str, ...]:
@@ -158,7 +180,13 @@ def _rows(group: RunGroup, seeds: Sequence[float]) -> tuple[list[float], np.ndar
 
 def study_of(groups: Sequence[RunGroup]) -> Record:
     """The content of compare.json of the folder that all runs are in; empty without one."""
-    paths = [run.path.resolve() for group in groups for run in group.runs]
+    folder = study_folder([run for group in groups for run in group.runs])
+    return read_json(folder / COMPARISON_FILE) if folder else {}
+
+
+def study_folder(runs: Sequence[RunRecord]) -> Path | None:
+    """The folder with compare.json that all runs are in; None without one."""
+    paths = [run.path.resolve() for run in runs]
     above = [folder for folder in paths[0].parents if all(folder in path.parents for path in paths)]
-    studies = (folder / COMPARISON_FILE for folder in above[:MAX_DEPTH])
-    return next((read_json(place) for place in studies if place.is_file()), {})
+    studies = (folder for folder in above[:MAX_DEPTH] if (folder / COMPARISON_FILE).is_file())
+    return next(studies, None)

@@ -40,7 +40,7 @@ LIVE_POLICY = f"{CONTENT_POLICY}; connect-src 'self'".replace("script-src", "scr
 LIVE_HEAD = (
     '<script src="/vega.js"></script>'
     '<div class="state" id="live" role="status" data-stamp="{stamp}" '
-    'data-changed="{changed}" data-ended="{ended}"></div>'
+    'data-changed="{changed}" data-state="{state}" data-ended="{ended}"></div>'
 )
 HELP = f"""\
   RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in
@@ -110,7 +110,7 @@ class Server(ThreadingHTTPServer):
         self.read_at = -MIN_SECONDS
         self.stamp = ""
         self.written = 0.0  # when anything was last written, seconds since 1970
-        self.parts = Parts("", "", "", data="", ended=False)
+        self.parts = Parts("", "", "", data="", state="", ended=False)
 
     def look(self) -> tuple[Parts, str]:
         """The parts of the page, and a stamp that changes with them; UserError where no run is."""
@@ -135,13 +135,14 @@ class Server(ThreadingHTTPServer):
         changed = max(0, round(time.time() - self.written))  # seconds since something was
         if url.path == "/":
             ended = str(parts.ended).lower()
-            live = LIVE_HEAD.format(stamp=stamp, changed=changed, ended=ended)
+            live = LIVE_HEAD.format(stamp=stamp, changed=changed, state=parts.state, ended=ended)
             programs = [asset("page.js"), asset("live.js")]
             return 200, "text/html", page_html(parts, programs, LIVE_POLICY, live=live)
         message: dict[str, object] = {"changed": changed}
         if parse_qs(url.query).get("since") != [stamp]:
             data = json.loads(parts.data)
-            message |= {"stamp": stamp, "ended": parts.ended, "main": parts.main, "data": data}
+            message |= {"stamp": stamp, "state": parts.state, "ended": parts.ended}
+            message |= {"main": parts.main, "data": data}
         return 200, "application/json", json.dumps(message)
 
 

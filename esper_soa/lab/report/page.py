@@ -43,7 +43,8 @@ class Parts(NamedTuple):
     links: str  # HTML
     main: str  # HTML
     data: str  # JSON that can stand in a script element
-    ended: bool  # whether all runs have come to their end
+    state: str  # how far the runs are
+    ended: bool  # whether all have come to their end
 
 
 def page_of(runs: Sequence[RunRecord], program: str) -> str:
@@ -55,7 +56,8 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
     """Contents of the page of these runs."""
     groups = groups_of(runs)
     sections, tables = make_drawing(groups)
-    more = {"growth": comparisons(groups), "policy": updates(tables)}
+    more = {"growth": comparisons(groups), "policy": updates(runs, tables)}
+    state, ended = state_of(runs)
     links = "".join(f'<a href="#{section.id}">{escape(section.title)}</a>' for section in sections)
     body = "".join(_section(section, more.get(section.id, "")) for section in sections)
     return Parts(
@@ -64,7 +66,8 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
         f"\n{_opening(runs, groups)}{body}{details(runs)}<footer>Written by esper_soa "
         f"{escape(metadata.version('esper-soa'))}. This file works offline.</footer>\n",
         data=_data(sections, tables),
-        ended=state_of(runs)[1],
+        state=state,
+        ended=ended,
     )
 
 

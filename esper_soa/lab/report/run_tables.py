@@ -18,6 +18,7 @@ from esper_soa.lab.report.run_files import (
     part,
     round_of,
 )
+from esper_soa.lab.run_folders import by_value
 from esper_soa.system.files import LOGGER
 from esper_soa.system.json_lines import Json
 
@@ -175,6 +176,25 @@ def blueprint_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
             yield {"run": run.label, "blueprint": name, **fates}
 
 
+# Measures of what the seeds of a blueprint brought: the column of `blueprint_rows`, their fate.
+PAID = (
+    ("contribution", "fossil_contribution", "fossilized"),
+    ("gain, fossilized", "fossil_gain", "fossilized"),
+    ("gain, pruned", "churn", "pruned"),
+)
+
+
+def paid_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
+    """A row per run, blueprint and measure of what its seeds brought; most contribution first."""
+    rows = sorted(blueprint_rows(runs), key=lambda row: -float(row["fossil_contribution"] or 0.0))
+    for row in rows:
+        label = f"{row['blueprint']}|{row['fossilized']} of {row['germinated']} fossilized"
+        known = {"run": row["run"], "blueprint": row["blueprint"], "label": label}
+        for measure, column, fate in PAID:
+            if row[column] is not None:
+                yield known | {"measure": measure, "points": row[column], "seeds": row[fate]}
+
+
 def _fates(records: Sequence[Record]) -> Row:
     """Counts summed over rounds; a mean weighs each round by the seeds that it is a mean of."""
     counts = {name: sum(int(number(part, name) or 0) for part in records) for name in SEED_FATES}
@@ -254,8 +274,11 @@ def frontier_rows(study: Record) -> Iterator[Row]:
 
 
 def standing_rows(standings: Sequence[FinishedGroup]) -> Iterator[Row]:
-    """A row per group, the best first; a bound that is not finite is left out."""
-    for group in standings:
+    """A row per group, the best first, or by value where groups differ in numbers alone; a bound
+    that is not finite is left out.
+    """
+    order = by_value(group.label for group in standings)
+    for group in sorted(standings, key=lambda group: order.index(group.label)):
         row: Row = {"group": group.label, "runs": group.runs, "left_out": group.left_out}
         for name, interval in (("accuracy", group.accuracy), ("gain", group.gain)):
             for end, bound in zip(("", "_low", "_high"), interval or (None,) * 3, strict=True):

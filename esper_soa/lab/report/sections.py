@@ -94,6 +94,7 @@ def tables_of(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> dict[str
         "hostnames": lanes.name_rows(rounds),
         "marks": lanes.mark_rows(rounds),
         "blueprints": run_tables.blueprint_rows(runs),
+        "paid": run_tables.paid_rows(runs),
     } | {name: run_tables.part_rows(runs, name) for name in run_tables.PART_READERS}
     made = {name: run_tables.table_of(table_rows) for name, table_rows in rows.items()}
     return {"steps": steps, "rounds": lines} | made

@@ -99,7 +99,7 @@ def state_of(runs: Sequence[RunRecord]) -> tuple[str, bool]:
     ended = sum(run.finished for run in runs)
     if len(runs) == 1:
         run = runs[0]
-        words = f"{len(run.rounds)} of {run.planned} rounds: stopped, killed or still going on"
+        words = f"{len(run.rounds)} of {run.planned} rounds so far"
         return ("finished" if ended else words), bool(ended)
     return f"{ended} of {len(runs)} runs finished", ended == len(runs)
 
@@ -107,7 +107,8 @@ def state_of(runs: Sequence[RunRecord]) -> tuple[str, bool]:
 def tiles_of(groups: Sequence[RunGroup]) -> list[Highlight]:
     """The numbers that stand beside the verdict."""
     runs = [run for group in groups for run in group.runs]
-    return _tiles_of_one(runs[0]) if len(runs) == 1 else _tiles_of_several(groups, runs)
+    tiles = _tiles_of_one(runs[0]) if len(runs) == 1 else _tiles_of_several(groups, runs)
+    return [tile for tile in tiles if tile.value != UNKNOWN_NUMBER]
 
 
 def _tiles_of_one(run: RunRecord) -> list[Highlight]:
@@ -150,7 +151,7 @@ def _tiles_of_several(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> 
     rows = standings(groups)
     tiles = [
         Highlight("runs", str(len(runs)), f"{sum(run.finished for run in runs)} finished"),
-        Highlight("groups", str(len(groups)), "by overrides"),
+        Highlight("groups", str(len(groups)), "as named" if study_of(groups) else "by overrides"),
     ]
     if rows:
         best = rows[0]

@@ -203,9 +203,9 @@ def print_summary(summary: Summary, console: Console) -> None:
         show(console, line)
 
 
-def as_text(table: Table) -> str:
-    """The table as plain lines that are as wide as it needs to be."""
-    page = Console(file=io.StringIO(), width=TEXT_WIDTH)
+def as_text(table: Table, width: int = TEXT_WIDTH) -> str:
+    """The table as plain lines that are as wide as it needs to be, up to `width` columns."""
+    page = Console(file=io.StringIO(), width=width)
     with page.capture() as text:
         page.print(table)
     return "".join(f"{line.rstrip()}\n" for line in text.get().splitlines() if line.strip())
@@ -313,13 +313,10 @@ def verdict_lines(summary: Summary) -> list[str]:
 
 
 def fact_lines(summary: Summary) -> list[str]:
-    """Seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on, time."""
+    """Seeds, rollbacks if any, reward, trade-off, speed with the work of an env-step, time."""
     seeds = summary.seeds
     speed = summary.speed
-    front = f"{summary.pareto.front_size} episodes on the Pareto front"
-    # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
-    volume = summary.pareto.hypervolume
-    front_text = f", hypervolume {volume:.2f}" if volume > 0 else ""
+    front = f"{summary.pareto.front_size} episodes that no other beats"
     env_steps = f"{speed.env_steps} env-steps"
     if summary.rounds_before:
         local = speed.env_steps - summary.env_steps_before
@@ -327,13 +324,14 @@ def fact_lines(summary: Summary) -> list[str]:
     if summary.controls:
         played = sum(control.env_steps for control in summary.controls)
         env_steps += f" and {played} of the control{'s' * (len(summary.controls) > 1)}"
-    work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
+    samples = f"{speed.train_samples} training and {speed.val_samples} validation {summary.samples}"
+    work = f"{summary.envs} hosts, each with {samples}, validated {speed.alpha_rows:.1f} times"
     return [
         f"seeds    {seeds['germinated']} germinated, {seeds['blended']} blended, "
         f"{seeds['fossilized']} fossilized, {seeds['pruned']} pruned",
         *[f"governor {summary.rollbacks} rollbacks to a snapshot"] * bool(summary.rollbacks),
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
-        f"outcome  {front} of accuracy, stability and size{front_text}",
-        f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",
+        f"outcome  {front} in accuracy, stability and size (the Pareto front)",
+        f"speed    {speed.eps:.1f} env-steps/s; {work}",
         f"time     {duration(summary.wall_seconds)} for {env_steps}",
     ]

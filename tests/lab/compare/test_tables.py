@@ -98,3 +98,35 @@ def test_a_group_that_misses_its_budget_is_named(tmp_path: Path) -> None:
     assert "missed" not in sentence_of(played)
     told = sentence_of(played._replace(gflop=1.5))
     assert told.endswith("b has missed the budget with 3 GFLOP.")
+
+
+def test_a_terminal_gets_whole_words_and_numbers_in_the_columns_that_it_has(
+    tmp_path: Path,
+) -> None:
+    groups = table(**{"a": LEVEL, "b task.host_lr=0.1": LEVEL, "b task.host_lr=0.02": LEVEL})
+    texts = {}
+    for width in (80, 200):
+        console = Console(width=width, force_terminal=True, no_color=True, file=io.StringIO())
+        report(console, study(tmp_path), groups)
+        texts[width] = console.file.getvalue()  # type: ignore[attr-defined]
+        assert max(map(len, texts[width].splitlines())) <= width
+        assert "…" not in texts[width]
+    whole, wide = ([*map(str.split, texts[width].splitlines())] for width in (80, 200))
+    words = [
+        {word for line in lines for word in line if "─" not in word} for lines in (whole, wide)
+    ]
+    assert words[0] == words[1], "the same words and numbers"
+    assert wide[1][:3] == ["group", "test", "accuracy"]
+    assert wide[3][0] == "a"
+    values = ["51.00", "[38.29,", "63.71]", "50.00", "[37.29,", "62.71]", "4"]
+    assert next(line for line in whole if line[:1] == ["a"]) == ["a", *values]
+    assert ["a", "7,500", "2.5", "4.5", "20.0"] in whole, "in the part below"
+
+
+def test_groups_stand_by_the_value_in_which_alone_they_differ(tmp_path: Path) -> None:
+    names = ["b lr=0.1", "a", "b lr=0.02", "b lr=1e-3"]
+    told = told_by(study(tmp_path), table(**dict.fromkeys(names, LEVEL)))
+    rows = [line.split(" 51.00")[0] for line in told if " 51.00 [38.29" in line]
+    assert rows == ["b lr=1e-3", "b lr=0.02", "b lr=0.1", "a"]
+    differences = [line.split(" test acc")[0] for line in told if " test accuracy +0.00" in line]
+    assert differences == ["a", "b lr=1e-3", "b lr=0.02"], "against the first given"

@@ -245,11 +245,19 @@ def test_a_choice_is_drawn_listed_and_saved(
         numeric = [title for key, title, _ in columns if key in numbers]
         assert figure.locator("th.number").all_text_contents() == numeric
         with page.expect_download() as saved:
-            figure.locator("button").click()
+            figure.locator("details button").click()
         assert saved.value.suggested_filename == f"{id_}.csv"
         with Path(saved.value.path()).open(newline="") as file:
             lines = list(csv.DictReader(file))
         keys = [key for key, *_ in columns]
+        if choice == rows[-1][field]:
+            for button, head in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+                with page.expect_download() as saved:
+                    figure.locator(".saves button", has_text=button).click()
+                assert saved.value.suggested_filename == f"{id_}.{button.lower()}"
+                content = Path(saved.value.path()).read_bytes()
+                assert content.startswith(head)
+                assert not any(word in content for word in (b"var(", b"color-mix", b"light-dark"))
         assert lines == [
             {key: "" if row[key] is None else str(row[key]) for key in keys} for row in chosen
         ]
@@ -276,7 +284,8 @@ def test_a_live_page_follows_a_run_to_its_end(browser: sync_api.Browser, tmp_pat
         address = f"http://{HOST}:{server.server_address[1]}/"
         opened = Opened(browser, address)
         page = opened.page
-        assert page.locator("#live").inner_text() == "live, last written 3 h ago"
+        assert page.locator("#live").inner_text() == "2 of 4 rounds so far, last written 3 h ago"
+        assert not page.locator("main .state").is_visible(), "which would say it again"
         choice = page.locator("#lanes select[name=round]")
         choice.select_option(index=1)
         chosen = choice.input_value()
@@ -290,8 +299,7 @@ def test_a_live_page_follows_a_run_to_its_end(browser: sync_api.Browser, tmp_pat
         assert [*map(float, cells.all_text_contents())] == accuracies, "still open"
         assert (choice.input_value(), page.evaluate("scrollY")) == (chosen, 700)
         state, age = page.locator("#live").inner_text().split(", last written ")
-        assert (state, age.split()[1:]) == ("live", ["s", "ago"])
-        assert "3 of 4 rounds: stopped" in page.locator("main .state").inner_text()
+        assert (state, age.split()[1:]) == ("3 of 4 rounds so far", ["s", "ago"])
         points = [told_by(label) for label in opened.labels("curve-accuracy", "point")]
         assert [number_in(one["accuracy (%)"]) for one in points] == accuracies
         assert page.locator("#live.unfinished").count() == 0

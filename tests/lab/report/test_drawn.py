@@ -138,7 +138,6 @@ def standings(tables: Tables) -> Iterator[list[Row]]:
 
 ROUNDS = {"x": "round", "rows": "rounds", "means": "means"}
 STEPS = {"x": "step", "rows": "steps", "means": "step_means"}
-BARS = {"germinated": "var(--quiet)", "fossilized": "var(--c1)", "pruned": "var(--c8)"}
 EXPECTED = {
     ("ended", "curve-accuracy"): partial(curve, **ROUNDS, value="accuracy"),
     ("ended", "curve-reward"): partial(curve, **ROUNDS, value="reward"),
@@ -150,7 +149,8 @@ EXPECTED = {
     ("ended", "cost-flop"): partial(cost, x="train_gflop"),
     ("sweep", "standings"): standings,
     ("ended", "blueprints"): lambda t: (
-        layer(t["blueprints"], x2=of, fill=BARS[of]) for of in BARS
+        layer(t["paid"], x2="points", fill="var(--c3)"),
+        layer(t["paid"], x="points", text=lambda row: f"{row['points']:+.2f}"),
     ),
     ("ended", "settings"): lambda t: [layer(t["settings"], x="value", y="test_accuracy")],
     ("ended", "shapley"): lambda t: 2 * [layer(t["shapley"], x="round", y="shapley")],

@@ -156,7 +156,7 @@ def test_the_page_tells_the_verdict_and_asks_no_network(places: dict[str, Path])
     assert " style=" not in text.replace(PROGRAM, ""), "which the policy blocks"
     assert not re.findall(r"<(?:link|script|img)[^>]+(?:src|href)=\"(?!data:)", text)
     text = page_text(places["killed"])
-    assert "2 of 4 rounds: stopped, killed or still going on" in text
+    assert '<span class="state unfinished">2 of 4 rounds so far</span>' in text
     ended = "hosts ended the first at 40.00 % and the last at 44.00 %."
     assert f"Not finished: 2 of 4 rounds are played; {ended}" in text
     assert "<title>killed - esper_soa</title>" in text
@@ -168,6 +168,19 @@ def test_the_page_tells_the_verdict_and_asks_no_network(places: dict[str, Path])
     assert (standings["accuracy"], standings["runs"]) == ([53.0, 52.0], [3, 3])
     for words in ("Settings that differ", "All settings of run 0"):
         assert f"<h3>{words}</h3>" in text
+
+
+@pytest.mark.parametrize(("explained", "warned"), [(-0.2, True), (0.1, False)])
+def test_a_critic_that_explains_nothing_is_warned_of(
+    tmp_path: Path, explained: float, warned: bool
+) -> None:
+    values = (9.0, -0.3, 0.4, explained)
+    lines = [line(at, 40.0) for at in range(1, 5)]
+    for record, value in zip(lines, values, strict=True):
+        record["update"] = {"explained_variance": value}
+    text = page_text(make_run(tmp_path / "run", lines))
+    assert ("the critic explains nothing" in text) == warned
+    assert ("<td>-0.0333</td>" in text) == warned, "of the last three updates"
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
@@ -194,7 +207,14 @@ def test_a_page_is_whole(places: dict[str, Path], kind: str) -> None:
 def test_what_stands_in_a_run_folder_stays_text(tmp_path: Path) -> None:
     made = make_run(
         tmp_path / "run",
-        [line(1, 40.0, blueprints={HOSTILE: {"germinated": 1}}, anomalies=[HOSTILE])],
+        [
+            line(
+                1,
+                40.0,
+                blueprints={HOSTILE: {"fossilized": 1, "mean_gain": 1.0}},
+                anomalies=[HOSTILE],
+            )
+        ],
         settings=f"label: '{HOSTILE}'\n",
         overrides=[f"note={HOSTILE}"],
         ended=summary([50.0]) | {"controls": [{"verdict": HOSTILE}]},
@@ -208,7 +228,7 @@ def test_what_stands_in_a_run_folder_stays_text(tmp_path: Path) -> None:
 
 
 def test_the_mark_of_scripts_is_another_wherever_the_page_shows_something_else() -> None:
-    parts = page.Parts("title", "", "main", "data", True)
+    parts = page.Parts("title", "", "main", "data", "state", True)
     marks = {
         re.findall(r'nonce="(\w{64})"', page.page_html(one, [PROGRAM], ""))[0]
         for one in (parts, parts._replace(main="other"), parts._replace(data="other"))

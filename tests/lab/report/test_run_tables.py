@@ -109,6 +109,12 @@ def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Pa
         line(3, 40.0, blueprints={name: {} for name in "zyxwv"} | {"norm": {"germinated": 2}}),
     ]
     run = read_run(make_run(tmp_path / "b", lines))
+    paid = table_of(run_tables.paid_rows([run]))
+    assert paid["blueprint"] == ["norm"] * len(paid["points"]), "of the others no seed ended"
+    assert {*paid["label"]} == {"norm|4 of 12 fossilized"}
+    brought = [("contribution", 50.0, 4), ("gain, fossilized", 5.0, 4)]
+    brought.append(("gain, pruned", 0.0, 5))
+    assert [*zip(paid["measure"], paid["points"], paid["seeds"], strict=True)] == brought
     found = table_of(run_tables.blueprint_rows([run]))
     assert found.pop("blueprint") == ["norm", *"vwxyz"]
     means = {"kept": 44.4444, "fossil_gain": 5.0, "fossil_contribution": 50.0, "churn": 0.0}

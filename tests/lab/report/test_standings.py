@@ -1,5 +1,6 @@
 """Groups of runs beside each other."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper_soa.lab.report.groups import RunGroup, pairs, standings
-from esper_soa.lab.report.run_files import part, read_run
+from esper_soa.lab.report.groups import RunGroup, groups_of, pairs, standings
+from esper_soa.lab.report.run_files import find_runs, part, read_run
+from esper_soa.lab.report.sections import make_drawing
 from esper_soa.lab.report.text import flop_in_words, p_value, tiles_of, verdict_of
 from esper_soa.training.results.statistics import estimate
 from tests.builders.report_runs import line, make_run, summary
@@ -256,3 +258,27 @@ def test_flop_are_told_by_their_order() -> None:
     flop = (0.0, 999.0, 1000.0, 1.42e11, 3e21)
     words = ["0 FLOP", "999 FLOP", "1 kFLOP", "142 GFLOP", "3e+03 EFLOP"]
     assert [flop_in_words(value) for value in flop] == words
+
+
+def test_groups_of_a_study_have_the_names_of_its_command_line(tmp_path: Path) -> None:
+    for name, override in (("wide", "task.base_channels=16"), ("plain", "")):
+        for seed in (1, 2):
+            job = tmp_path / name / f"random_seed_{seed}"
+            make_run(job, seed=seed, ended=summary([50.0]), overrides=[override] * bool(override))
+    unnamed = groups_of(find_runs([tmp_path]))
+    assert [group.label for group in unnamed] == ["trial", "task.base_channels=16"]
+    told = {"groups": {"wide": {}, "plain task.host_lr=0.1": {}}}
+    (tmp_path / "compare.json").write_text(json.dumps(told))
+    named = groups_of(find_runs([tmp_path]))
+    assert [(group.label, len(group.runs)) for group in named] == [("plain", 2), ("wide", 2)]
+
+
+def test_groups_stand_by_the_value_of_a_setting_in_figures(tmp_path: Path) -> None:
+    for rate, accuracy in (("0.1", 50.0), ("0.02", 40.0), ("1e-3", 45.0)):
+        make_run(tmp_path / rate, ended=summary([accuracy]), overrides=[f"task.host_lr={rate}"])
+    runs = find_runs([tmp_path / rate for rate in ("0.1", "0.02", "1e-3")])
+    groups = groups_of(runs)
+    labels = [f"task.host_lr={rate}" for rate in ("1e-3", "0.02", "0.1")]
+    assert [group.label for group in groups] == labels
+    assert [row.label for row in standings(groups)] == [labels[2], labels[0], labels[1]]
+    assert make_drawing(groups)[1]["standings"]["group"] == labels

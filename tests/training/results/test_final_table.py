@@ -95,6 +95,7 @@ def test_the_table_and_the_lines_below_it_are_these() -> None:
     verdict = "At equal env-steps, no difference from the control (without growth) that this run "
     verdict += "could show: +3.00 points [-9.71, +15.71] for 1.17 times "
     rule = "─" * 94
+    work = "256 training and 128 validation images, validated 2.5 times"
     assert (
         shown(replace(SUMMARY, perplexity=True))
         == f"""\
@@ -117,8 +118,8 @@ control  without growth: 10 env-steps on the same seeds, data order and images
 interval 95% t interval of 2 paired differences, over hosts
 seeds    9 germinated, 6 blended, 4 fossilized, 2 pruned
 reward   -1.25 per episode in the last of 3 rounds
-outcome  4 episodes on the Pareto front of accuracy, stability and size, hypervolume 43.12
-speed    2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)
+outcome  4 episodes that no other beats in accuracy, stability and size (the Pareto front)
+speed    2.5 env-steps/s; 2 hosts, each with {work}
 time     1m05s for 30 env-steps and 10 of the control
 """
     )

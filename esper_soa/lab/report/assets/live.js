@@ -2,9 +2,11 @@
 "use strict";
 (() => {
   const WAIT = 2000; // ms between two questions
+  const SILENCE = 600; // seconds after which a run that goes on is looked at
   const said = document.getElementById("live");
   let stamp = said.dataset.stamp;
   let changed = Number(said.dataset.changed); // seconds since something was last written
+  let state = said.dataset.state;
   let ended = said.dataset.ended === "true"; // all runs
 
   function say(words, lost = false) {
@@ -12,7 +14,8 @@
     said.classList.toggle("unfinished", lost);
   }
 
-  const sayState = () => say(`${ended ? "finished" : "live"}, last written ${shown(changed)} ago`);
+  // All that the page says of it: what a report has in its place is hidden.
+  const sayState = () => say(`${state}, last written ${shown(changed)} ago`, !ended && changed > SILENCE);
 
   function shown(seconds) {
     return seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
@@ -37,6 +40,7 @@
       changed = news.changed;
       if (news.main) {
         stamp = news.stamp;
+        state = news.state;
         ended = news.ended;
         replace(news);
       }

@@ -1,8 +1,10 @@
-// Draws the figures of a report from the tables in the page, builds the tables behind them when they are opened, and
-// keeps the reader's choice of light or dark. Needs window.vegaEmbed; loads nothing from the network.
+// Draws the figures of a report from the tables in the page, saves them, builds the tables behind them when they are
+// opened, and keeps the reader's choice of light or dark. Needs window.vegaEmbed; loads nothing from the network.
 "use strict";
 (() => {
   const MOST_ROWS = 400; // of a table shown; the file that can be saved has all
+  const PNG_SCALE = 3; // pixels of a PNG per pixel
+  const COLOUR = /color-mix\((?:[^()]|\([^()]*\))*\)|var\(--\w+\)/g;
   let page = {};
   let figures = new Map();
   let rowsByName = new Map();
@@ -117,11 +119,67 @@
   function saveRows(figure, rows) {
     const quoted = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
     const lines = [figure.columns.map(([field]) => field), ...rows.map((row) => figure.columns.map(([field]) => row[field]))];
+    save(`${figure.id}.csv`, new Blob([lines.map((line) => line.map(quoted).join(",")).join("\n")], { type: "text/csv" }));
+  }
+
+  function save(name, blob) {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([lines.map((line) => line.map(quoted).join(",")).join("\n")], { type: "text/csv" }));
-    link.download = `${figure.id}.csv`;
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
     link.click();
     URL.revokeObjectURL(link.href);
+  }
+
+  // The figure as it is shown, in colours of a light page that every program knows.
+  async function svgOf(figure) {
+    const probe = document.body.appendChild(document.createElement("i"));
+    probe.style.colorScheme = "light";
+    const known = (colour) => {
+      probe.style.color = colour;
+      const computed = getComputedStyle(probe).color;
+      const scale = computed.startsWith("color(") ? 255 : 1;
+      return `rgb(${computed.match(/[\d.]+/g).slice(0, 3).map((part) => Math.round(part * scale))})`;
+    };
+    const svg = (await figure.view.toSVG()).replaceAll(COLOUR, known).replaceAll("<text ", '<text paint-order="stroke" ');
+    probe.remove();
+    return new Blob([svg.replace(/(<svg[^>]*>)/, '$1<rect width="100%" height="100%" fill="white"/>')], { type: "image/svg+xml" });
+  }
+
+  const savers = {
+    SVG: async (figure) => save(`${figure.id}.svg`, await svgOf(figure)),
+    PNG: async (figure) => {
+      const image = new Image();
+      image.src = URL.createObjectURL(await svgOf(figure));
+      await image.decode();
+      const canvas = document.createElement("canvas");
+      canvas.width = image.width * PNG_SCALE;
+      canvas.height = image.height * PNG_SCALE;
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+      URL.revokeObjectURL(image.src);
+      canvas.toBlob((blob) => save(`${figure.id}.png`, blob));
+    },
+    // The browser prints the figure alone, to a file where the reader says so.
+    PDF: (figure) => {
+      const place = document.getElementById(figure.id);
+      place.classList.add("alone");
+      window.print();
+      place.classList.remove("alone");
+    },
+  };
+
+  function addSavers(figure) {
+    const place = document.createElement("div");
+    place.className = "saves";
+    place.setAttribute("role", "group");
+    place.setAttribute("aria-label", `Save the figure: ${figure.title}`);
+    for (const [name, saver] of Object.entries(savers)) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = name;
+      button.addEventListener("click", () => figure.view && saver(figure));
+      place.append(button);
+    }
+    document.querySelector(`#${figure.id} details`).before(place);
   }
 
   // Figures are drawn when they come near the window: a report of many opens at once.
@@ -161,6 +219,7 @@
     rowsByName = new Map();
     for (const figure of figures.values()) {
       addChoices(figure, kept.choices);
+      addSavers(figure);
       document.querySelector(`#${figure.id} .chart`).style.minHeight = `${figure.spec.height}px`;
       const details = document.querySelector(`#${figure.id} details`);
       details.addEventListener("toggle", () => fillTable(figure));
