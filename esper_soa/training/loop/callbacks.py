@@ -1,13 +1,16 @@
-"""Callbacks, called at the start of a run, after every round and at its end. Settings name those of
-esper_soa.lab, which only they import.
+"""Callbacks, called at the start of a run, after every env-step and round, and at its end. Settings
+name those of esper_soa.lab, which only they import.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
+
+import numpy as np
 
 from esper_soa.config.lab import find_in_lab
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
+from esper_soa.state import EnvState
 from esper_soa.system.json_lines import Json
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import Session
@@ -27,6 +30,18 @@ class RunView(Protocol):
     session: Session  # console, log, and what could not be written
 
 
+class EnvStep(NamedTuple):
+    """An env-step of the N hosts of a run."""
+
+    round: int  # from 1, as in metrics.jsonl
+    step: int  # from 1
+    # Float64 [N] on the host, by name: accuracy, val_loss, train_loss, train_accuracy, reward,
+    # success, effective_op, panic, over (the episode had ended before), and the choices by head;
+    # units are those of the table `steps` of docs/telemetry.md, choices are codes.
+    numbers: Mapping[str, np.ndarray]
+    state: EnvState | None  # after the actions, where `Callback.live` asks for it
+
+
 class Callback:
     """Watches a run: a subclass overrides the methods that it needs. An exception ends the run.
 
@@ -35,6 +50,17 @@ class Callback:
 
     def on_run_start(self, run: RunView) -> None:
         """Before the first round of this process; a resumed run has `totals.rounds_done` > 0."""
+
+    live = False  # whether `on_env_step` is given the state on the device, see there
+
+    def on_env_step(self, run: RunView, env_step: EnvStep) -> None:
+        """After an env-step, controls left out; no part of what CUDA graphs hold.
+
+        Its numbers come once they are on the host, an env-step later at the earliest: nobody waits
+        for them. With `live = True` the call comes at once, with the state, and `run.world.weights`
+        are those of now: the host waits for the device at every env-step, which on a GPU may cost
+        more than the env-step. Keep clones alone, as tensors are overwritten.
+        """
 
     def on_round_end(self, run: RunView, metrics: Mapping[str, Json]) -> None:
         """After a round, once what is due is saved; metrics: its line of metrics.jsonl."""

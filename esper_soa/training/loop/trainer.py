@@ -25,6 +25,7 @@ from esper_soa.training.files.session import Session
 from esper_soa.training.loop import resume
 from esper_soa.training.loop.callbacks import Callback
 from esper_soa.training.loop.collect import Round, play_round
+from esper_soa.training.loop.env_steps import step_recorder
 from esper_soa.training.loop.run import Run
 from esper_soa.training.loop.task import TaskRun
 from esper_soa.training.results import final_table
@@ -94,9 +95,8 @@ def collect(run: Run, task: TaskRun, number: int, progress: Progress) -> Collect
     label = task.label(f"round {number + 1}/{run.cfg.rounds}")
     imitates = number < run.cfg.policy.imitation.rounds
     player = task.player if imitates else task.player._replace(teacher=None)
-    request = Round(
-        number, progress, label, profile=run.profile, topology=None, recorder=task.files.recorder
-    )
+    recorder = step_recorder(task.files.recorder, task, task.callbacks)
+    request = Round(number, progress, label, profile=run.profile, topology=None, recorder=recorder)
     result, rollout = play_round(task.world, player, request)
     return Collected(result, rollout, time.monotonic() - begin)
 
