@@ -14,13 +14,13 @@ is round i of a training run with the same settings, to the bit. Several simulat
 process.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from importlib import import_module
 from operator import index
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, Memory, restart
+from esper_soa.agent.scripted import as_decision
 from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.compose import compose_settings, override_list
@@ -40,25 +41,37 @@ from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import HostStates, host_states
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.device import resolve_device, threads
 from esper_soa.runtime.memory import memory_errors
-from esper_soa.state import Action, EnvState, Masks, Observation, View
+from esper_soa.state import Action, Decision, EnvState, Masks, Observation, View
 from esper_soa.system.errors import SettingError, UserError, check, whole_number
 from esper_soa.system.torch_state import package_state
 from esper_soa.training.loop.build import build_world, rule_player
-from esper_soa.vocabulary import STAGE_NAMES
+from esper_soa.vocabulary import STAGE_NAMES, Stage
 
 if TYPE_CHECKING:
     from esper_soa.nets.model.modules import GrownNetwork
 
-# Learned policies, exported hosts and files of images, which few need, are imported on demand.
+# Modules that few need, of learned policies, exported hosts and files, are imported on demand.
 PLAYERS = "esper_soa.training.loop.players"
 USER_IMAGES = "esper_soa.nets.data.user_images"
 NETWORKS = "esper_soa.grown.networks"
+HOST_PARTS = "esper_soa.grown.build"
+RUNS = "esper_soa.training.start.runs"
+EPISODE_FILES = "esper_soa.training.loop.episode_files"
 Value = str | int | float | bool
 MAX_STREAM_SEED = 2**63 - 1  # of `reset`
 ILLEGAL_MODES = ("raise", "wait")  # consequences of an illegal action
+
+
+class EpisodeRecord(Protocol):
+    """Writes an episode to a run folder, as episode_files.py does."""
+
+    add: Callable[[EnvView, Decision, StepResult], None]
+    finish: Callable[[EnvState], None]
+    close: Callable[[], None]
 
 
 class Info(NamedTuple):
@@ -135,6 +148,12 @@ class Simulator:
             with threads(self.world.setup.compute.threads):
                 self.agent = import_module(PLAYERS).build_player(settings.policy, self.world).agent
 
+    def __repr__(self) -> str:
+        setup = self.world.setup
+        hosts = f"{self.num_envs} x {setup.task.host_name}, slots {', '.join(self.slots)}"
+        at = f"round {self.world.round}, env-step {self.env.step_number} of {setup.steps}"
+        return f"<Simulator: {hosts}, seed {self.world.seed}, on {self.device}; {at}>"
+
     def _build(self, seed: int) -> None:
         with memory_errors(UserError):
             self.world = build_world(self.settings, self.device, seed, data=self._images)
@@ -147,6 +166,8 @@ class Simulator:
         # that actions may use, by head
         self.names = actions.choice_names(self.slots, blueprints, legal)
         self._observed: EnvView | None = None  # what the next action answers; None: reset is due
+        self._files: EpisodeRecord | None = None  # of the episode, where it is recorded
+        self._run_dir: str | None = None  # asked for of the next episode
         self._hosts: HostStates | None = None  # the hosts as they were last measured
         self._memory: Memory = ()  # of the policy that plays an episode
 
@@ -175,6 +196,14 @@ class Simulator:
             self._build(whole_number("seed", seed, 0, high=MAX_STREAM_SEED))
             self._next_round = 0
         self._observed = self._hosts = None
+        if self._files is not None:  # of an episode that is left
+            self._files.close()
+            self._files = None
+        if self._run_dir is not None:
+            self._files = import_module(EPISODE_FILES).EpisodeFiles(
+                self.settings, self.world, self.agent, run_dir=self._run_dir
+            )
+            self._run_dir = None
         with threads(self.world.setup.compute.threads):
             observed = self.env.reset(self._next_round)
         self._observed = observed
@@ -207,7 +236,7 @@ class Simulator:
         if faults:
             raise ValueError(faults[0])
         legal_choices, is_legal = obey(choices, masks)
-        result, after = self._play(observed, legal_choices)
+        result, after = self._play(observed, as_decision(legal_choices))
         panic = observed.view.state.guard.panic
         view = self.env.current_view() if after is None else after.view
         info = self._info(view, panic)._replace(illegal=~is_legal)
@@ -224,7 +253,7 @@ class Simulator:
             with package_state(), threads(self.world.setup.compute.threads):
                 memory = restart(self._memory, fresh, observed.restarted)
                 decision, self._memory = agent.act(observed.view, memory)
-                result, after = self._play(observed, decision.action)
+                result, after = self._play(observed, decision)
             before = observed.view
             yield Step(
                 number=number,
@@ -284,6 +313,7 @@ class Simulator:
         twin.env = self.env.copy()
         twin.world = twin.env.world
         twin._observed = None if self._observed is None else twin.env.observed
+        twin._files = None  # a record is of this one alone
         return twin
 
     @package_state()
@@ -315,15 +345,70 @@ class Simulator:
             raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
         return index(env)
 
-    def _play(self, observed: EnvView, action: Action) -> tuple[StepResult, EnvView | None]:
+    def _play(self, observed: EnvView, decision: Decision) -> tuple[StepResult, EnvView | None]:
         """Carry out what answers `observed`, and the next env-step; interrupted, a reset is due."""
         self._observed = self._hosts = None
         with threads(self.world.setup.compute.threads):
-            result, after = self.env.step(action)
+            result, after = self.env.step(decision.action)
+        if self._files is not None:
+            self._files.add(observed, decision, result)
+            if after is None:
+                self._files.finish(result.state)
+                self._files = None
         self._observed = after
         before = (after or observed).view.state
         self._hosts = host_states(before, before if after is not None else result.state)
         return result, after
+
+    @package_state()
+    def weights(self, env: int) -> dict[str, Tensor]:
+        """The parameters of a host and its live seeds by the names of `export(env)`, as in
+        weights(0)["block2.conv.weight"]: views of the memory that is trained, to read and to write.
+
+        What is written acts from the next training pass on. It voids what was measured before: the
+        accuracies and contributions of `state`, the reward of the next action, the accuracy in the
+        spec of `export`; and round i is no longer that of a training run. Momenta stay, a rollback
+        brings back the weights of its snapshot, and the next `reset` those of fresh hosts. Seeds
+        come and go, so ask anew after each step; a newborn is there from the env-step after its
+        germination on. IndexError for no env's number.
+        """
+        number = self._check_env(env)
+        slots = self.state.slots[number]
+        there = (slots.live & ~slots.newborn).tolist()
+        parts = import_module(HOST_PARTS)
+        contents = parts.SlotContents(
+            [Stage.HOLDING if seed else Stage.EMPTY for seed in there],
+            slots.blueprint.tolist(),
+            slots.blend.tolist(),
+            slots.alpha.tolist(),
+        )
+        inputs = source_of(self.world.data, number).input_spec()
+        shape = self.world.setup.shape
+        views: dict[str, Tensor] = parts.live_parameters(
+            shape, self.world.weights, number, slot_contents=contents, inputs=inputs
+        )
+        return views
+
+    @package_state()
+    def samples(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of a part of the data, as `RecordedRun.samples` has them."""
+        found: tuple[Tensor, Tensor] = import_module(RUNS).samples_of(
+            self.world.data.to(torch.device("cpu")), self.settings, split, env=env
+        )
+        return found
+
+    def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
+        """The `samples` of hosts of images."""
+        return self.samples(split, env)
+
+    def record(self, run_dir: str | PathLike[str] = "") -> None:
+        """Write the next episode, by `episode` or by `reset` and `step`, as a run of one round into
+        a folder: `open_run`, `esper-report` and `esper-query` read it once the episode is over.
+
+        run_dir: the folder; "" = runs/<name>/<time>. `reset` raises UserError where it holds the
+        results of a run. Each env-step then waits for the device.
+        """
+        self._run_dir = fspath(run_dir)
 
     @package_state()
     def seeds(self, env: int) -> list[Seed]:

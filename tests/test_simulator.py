@@ -452,3 +452,48 @@ def test_a_seed_is_a_whole_number_of_whatever_kind(seed: object, both: Pair) -> 
     assert torch.equal(sim.state.signals.val_accuracy, info.accuracy), "what was observed"
     with pytest.raises(UserError, match="seed="):
         sim.reset(seed)
+
+
+@pytest.mark.parametrize("engine", ["torch", "auto"])
+def test_weights_are_read_and_written_where_they_are_trained(engine: str) -> None:
+    sims = [make(overrides=(*TINY, f"compute.engine={engine}")) for _ in range(2)]
+    action = {"op": "germinate", "slot": "r0c0", "blueprint": "conv_light"}
+    for sim in sims:
+        sim.reset()
+        assert not [name for name in sim.weights(1) if name.startswith("r0c0")], "no seed yet"
+        sim.step(action)
+    plain, written = sims
+    views = written.weights(1)
+    assert any(name.startswith("r0c0.seed.") for name in views), "also one that only trains"
+    exported = written.export(1).state_dict()
+    assert {*dict(written.export(1).named_parameters())} <= {*views}
+    for name in {*views} & {*exported}:
+        assert torch.equal(views[name], exported[name]), name
+    assert all(torch.equal(view, plain.weights(1)[name]) for name, view in views.items())
+    name = "block1.conv.weight"
+    views[name].zero_()
+    assert not written.export(1).state_dict()[name].any()
+    losses = []
+    for sim in sims:
+        sim.step({"op": "wait"})
+        losses.append(sim.state.signals.train_loss.tolist())
+    assert [one == other for one, other in zip(*losses, strict=True)] == [True, False, True]
+    with pytest.raises(IndexError, match="^env 3: there are 3, from 0$"):
+        written.weights(3)
+
+
+def test_a_simulator_tells_what_it_is_and_shows_its_images() -> None:
+    sim = make()
+    sim.reset()
+    shown = (
+        f"<Simulator: {ENVS} x cifar_minimal, slots r0c0, r0c1, seed {sim.settings.seed}, on cpu"
+    )
+    assert repr(sim) == f"{shown}; round 0, env-step 0 of {STEPS}>"
+    sim.step({"op": "wait"})
+    assert repr(sim).endswith(f"env-step 1 of {STEPS}>")
+    images, labels = sim.images("train")
+    assert len(images) == len(labels) == len(sim.world.data.train_labels)
+    assert (images.shape[1:], images.min() >= 0, images.max() <= 1) == ((3, 32, 32), True, True)
+    assert len(sim.images()[1]) == SIZES["val_samples"]
+    with pytest.raises(UserError, match="^split=val: must be train or validation or test"):
+        sim.images("val")

@@ -114,14 +114,44 @@ def grown_hosts(
         spec = host_spec(shape, inputs[place], env_slots)
         kind = tuple(env_slots.stage), tuple(env_slots.blueprint), tuple(env_slots.blend)
         if kind not in nets:
-            with torch.device("meta"):
-                nets[kind] = GrownNetwork(spec)
+            nets[kind] = _without_numbers(spec)
         hosts.append(_grown(spec, nets[kind], shape, rows=rows[place : place + 1]))
     return hosts
 
 
+def live_parameters(
+    shape: HostShape, weights: TensorDict, env: int, slot_contents: SlotContents, inputs: dict
+) -> dict[str, Tensor]:
+    """The parameters of a host and the seeds of `slot_contents`, as `grown_hosts` names them: views
+    of the rows that are trained.
+    """
+    spec = host_spec(shape, inputs, slot_contents)
+    return _parameters(spec, _without_numbers(spec), shape, rows=weights[env : env + 1])
+
+
+def _without_numbers(spec: dict) -> GrownNetwork:
+    with torch.device("meta"):
+        return GrownNetwork(spec)
+
+
 def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> GrownHost:
     """The host in the single row of `rows`; net: a module on the meta device built like it."""
+    tensors = {
+        name: view.clone() for name, view in _parameters(spec, net, shape, rows=rows).items()
+    }
+    spec["parameters"] = sum(tensor.numel() for tensor in tensors.values())
+    tensors |= _statistics(net, shape, rows["host", "statistics"])
+    for seed in spec["seeds"]:
+        tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])
+    for name, buffer in net.get_submodule("input").named_buffers():
+        tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(buffer.shape)
+    return GrownHost(spec, tensors)
+
+
+def _parameters(
+    spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict
+) -> dict[str, Tensor]:
+    """Views of the parameters in the single row of `rows`, by the names of `net`."""
     modules = {part["name"]: net.get_submodule(part["name"]) for part in spec["host"]}
     parameters = (module.named_parameters(prefix=at) for at, module in modules.items())
     host = chain.from_iterable(parameters)
@@ -139,13 +169,7 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
             at = f"{seed['slot']}.blend.gate"
             named = net.get_submodule(at).named_parameters(prefix=at)
             tensors |= _named(named, gate_table(channels), row[:, row_layout(shape, number).seed :])
-    spec["parameters"] = sum(tensor.numel() for tensor in tensors.values())
-    tensors |= _statistics(net, shape, rows["host", "statistics"])
-    for seed in spec["seeds"]:
-        tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])
-    for name, buffer in net.get_submodule("input").named_buffers():
-        tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(buffer.shape)
-    return GrownHost(spec, tensors)
+    return tensors
 
 
 def _statistics(net: GrownNetwork, shape: HostShape, rows: Tensor) -> dict[str, Tensor]:
@@ -159,17 +183,17 @@ def _statistics(net: GrownNetwork, shape: HostShape, rows: Tensor) -> dict[str, 
                 recorded.append((name, buffer))
     statistics = _named(recorded, shape.statistics, rows)
     return {
-        name: statistics.get(name, torch.zeros(())).to(buffer.dtype)
+        name: statistics.get(name, torch.zeros(())).to(buffer.dtype, copy=True)
         for name, buffer in buffers.items()
     }
 
 
 def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:
-    """The tensors in the first columns of rows [1, ...] by the names of those of a module."""
+    """Views of the first columns of rows [1, ...] by the names of a module's tensors."""
     tensors = dict[str, Tensor]()
     for (name, like), values in zip(named, table.unpack(rows[:, : table.total]), strict=True):
         if like.shape != values.shape[1:]:
             layer = f"a layer that has one of {list(like.shape)}"
             raise ValueError(f"{name}: a parameter {list(values.shape[1:])} for {layer}")
-        tensors[name] = values[0].clone()
+        tensors[name] = values[0]
     return tensors

@@ -60,16 +60,7 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 TABLE_FILES = "round_*.parquet"
-NOT_RECORDED = "the run had telemetry.level=off or rounds"
-# Tables of a run, and the reason for which there may be none.
-TABLE_REASONS = {
-    "steps": NOT_RECORDED,
-    "slots": NOT_RECORDED,
-    "events": NOT_RECORDED,
-    "control_steps": f"{NOT_RECORDED}, or no control",
-    "choices": "the run had another telemetry.level than full",
-    "subsets": "the run had another telemetry.level than full",
-}
+TABLES = ("steps", "slots", "events", "control_steps", "choices", "subsets")
 MAX_OPENED_SETTINGS = 1 << 20  # bytes of the config.yaml of a run that is opened, of many tasks
 DATA_SPLITS = ("train", "validation", "test")
 
@@ -105,13 +96,15 @@ class RecordedRun:
         name: steps, slots, events, control_steps (the control's), choices or subsets. Raises
         UserError where the run has written no such table.
         """
-        check_choice("table", name, tuple(TABLE_REASONS))
+        check_choice("table", name, TABLES)
         entries = list_folder(self.folder.tables / name)
         files = [path for path in entries if entries[path] == FILE and path.match(TABLE_FILES)]
         if not files:
             self._check_one_task()
-            reason = f"{TABLE_REASONS[name]}, or no round is done"
-            raise UserError(f"{self.path}: there is no table {name}: {reason}")
+            level = "full" if name in TABLES[-2:] else "events"
+            reason = f"it is written with telemetry.level={level}, once a round is done"
+            control = ", of a control" * (name == "control_steps")
+            raise UserError(f"{self.path}: there is no table {name}: {reason}{control}")
         with reading(self.folder.tables, UserError, "tables of a run"):
             tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
             joined: Table = import_module("pyarrow").concat_tables(tables)
@@ -173,27 +166,11 @@ class RecordedRun:
         data.split=true or a list in data.name gives each host its own. Raises UserError for another
         split, and where the data is not what it was.
         """
-        check(split in DATA_SPLITS, "split", split, allowed=" or ".join(DATA_SPLITS))
-        env = whole_number("env", env, 0, high=MAX_ENVS)
-        source = source_of(self._source, env)
-        if split == "validation":
-            return source.samples(split, self._validation_order(source, env))
-        labels = source.train_labels if split == "train" else source.test_labels
-        return source.samples(split, torch.arange(len(labels)))
+        return samples_of(self._source, self.settings, split, env=env)
 
     def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
         """The `samples` of a run on images."""
         return self.samples(split, env)
-
-    def _validation_order(self, source: BatchSource, env: int) -> Tensor:
-        cfg = self.settings
-        num_val = len(source.val_labels)
-        if not cfg.data.split:
-            return orders.validation_order(num_val, cfg.val_samples, cfg.seed)
-        check(0 <= env < cfg.envs, "env", env, allowed=f"0 to {cfg.envs - 1}")
-        shares = orders.split_sizes(source, cfg.batch_size, cfg.envs)
-        order = orders.split_validation_order(num_val, shares)[env]
-        return order[order >= 0]
 
     @package_state()
     def evaluate(self, net: nn.Module, split: str = "test") -> NetworkScore:
@@ -308,6 +285,23 @@ class RecordedRun:
         if otherwise:
             raise UserError(f"{self.path}: there is no {path.name}: {otherwise}")
         return ""
+
+
+def samples_of(data: BatchSource, cfg: TrainConfig, split: str, env: int) -> tuple[Tensor, Tensor]:
+    """The `RecordedRun.samples` of the data of a run by its settings."""
+    check(split in DATA_SPLITS, "split", split, allowed=" or ".join(DATA_SPLITS))
+    env = whole_number("env", env, 0, high=MAX_ENVS)
+    source = source_of(data, env)
+    if split != "validation":
+        labels = source.train_labels if split == "train" else source.test_labels
+        return source.samples(split, torch.arange(len(labels)))
+    num_val = len(source.val_labels)
+    if not cfg.data.split:
+        return source.samples(split, orders.validation_order(num_val, cfg.val_samples, cfg.seed))
+    check(0 <= env < cfg.envs, "env", env, allowed=f"0 to {cfg.envs - 1}")
+    shares = orders.split_sizes(source, cfg.batch_size, cfg.envs)
+    order = orders.split_validation_order(num_val, shares)[env]
+    return source.samples(split, order[order >= 0])
 
 
 def open_run(path: str | PathLike[str]) -> RecordedRun:

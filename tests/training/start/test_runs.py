@@ -34,7 +34,7 @@ from esper_soa.training.files.checkpoint import load_checkpoint
 from esper_soa.training.loop.build import build_world
 from esper_soa.training.loop.collect import Player, Round, play_round
 from esper_soa.training.results.progress import Progress
-from esper_soa.training.start.runs import TABLE_REASONS
+from esper_soa.training.start.runs import TABLES as NAMES
 from esper_soa.vocabulary import HEAD_NAMES
 from tests.builders.tiny_runs import log_of
 
@@ -154,10 +154,10 @@ def test_the_tables_of_a_run_are_arrow(done: esper_soa.RecordedRun) -> None:
     assert ends == [line["accuracy"] for line in done.episodes()]
     assert done.table("slots")["slot"].to_pylist()[:3] == ["r0c0", "r0c1", "r0c2"]
     assert {*done.table("events").column_names} == {*TABLES["events"].names}
-    assert {*TABLE_REASONS} == {*TABLES}
-    with pytest.raises(UserError, match="there is no table subsets: .*telemetry.level than full"):
+    assert {*NAMES} == {*TABLES}
+    with pytest.raises(UserError, match="there is no table subsets: .*telemetry.level=full"):
         done.table("subsets")
-    with pytest.raises(UserError, match="there is no table control_steps: .* no control"):
+    with pytest.raises(UserError, match="there is no table control_steps: .* of a control"):
         done.control_steps()
     with pytest.raises(UserError, match="^table=step: must be one of steps, slots, events"):
         done.table("step")
@@ -295,8 +295,8 @@ def test_what_is_another_thing_than_a_run_left_is_said(
         ),
         (
             changed.steps,
-            f"{tmp_path}: there is no table of env-steps: the run had telemetry.level=off or "
-            "rounds, or no round is done",
+            f"{tmp_path}: there is no table steps: it is written with "
+            "telemetry.level=events, once a round is done",
         ),
         (changed.export, f"{policy}: holds no network"),
     ):
