@@ -65,9 +65,15 @@ if TYPE_CHECKING:
     from esper_soa.simulator import make as make
     from esper_soa.state import Action as Action
     from esper_soa.state import Decision as Decision
+    from esper_soa.state import Ending as Ending
     from esper_soa.state import EnvState as EnvState
+    from esper_soa.state import Guard as Guard
     from esper_soa.state import Masks as Masks
     from esper_soa.state import Observation as Observation
+    from esper_soa.state import Ramp as Ramp
+    from esper_soa.state import Signals as Signals
+    from esper_soa.state import Slots as Slots
+    from esper_soa.state import Totals as Totals
     from esper_soa.state import View as View
     from esper_soa.system.errors import DataError as DataError
     from esper_soa.system.errors import RunMemoryError as RunMemoryError
@@ -75,6 +81,7 @@ if TYPE_CHECKING:
     from esper_soa.system.errors import UserError as UserError
     from esper_soa.system.files import IncompleteError as IncompleteError
     from esper_soa.training.loop.callbacks import Callback as Callback
+    from esper_soa.training.loop.callbacks import EnvStep as EnvStep
     from esper_soa.training.start.runs import NetworkScore as NetworkScore
     from esper_soa.training.start.runs import RecordedRun as RecordedRun
     from esper_soa.training.start.runs import open_run as open_run
@@ -110,10 +117,12 @@ MODULES = {
     "nets.model.residual": "Residual",
     "nets.model.segments": "HostPart",
     "simulator": "Info Seed Simulator Step make",
-    "state": "Action Decision EnvState Masks Observation View",
+    "state": (
+        "Action Decision Ending EnvState Guard Masks Observation Ramp Signals Slots Totals View"
+    ),
     "system.errors": "DataError RunMemoryError SettingError UserError",
     "system.files": "IncompleteError",
-    "training.loop.callbacks": "Callback",
+    "training.loop.callbacks": "Callback EnvStep",
     "training.start.runs": "NetworkScore RecordedRun open_run train",
     "vocabulary": "Blueprint Op Stage Style",
 }

@@ -107,47 +107,50 @@ def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 
 class Slots(TensorClass["tensor_only", "frozen"]):
-    """Seed slots [N, S]: what is in them, how old it is, what it earned."""
+    """Seed slots [N, S]: what is in them, how old it is, what it earned.
 
-    stage: Annotated[Tensor, vocabulary.Stage.EMPTY]
+    Contributions, interactions and differences of accuracy are percent points.
+    """
+
+    stage: Annotated[Tensor, vocabulary.Stage.EMPTY]  # Stage
     stage_age: Annotated[Tensor, 0]  # env-steps recorded in this stage
     seed_age: Annotated[Tensor, 0]  # env-steps recorded since germination
-    previous_stage: Annotated[Tensor, vocabulary.Stage.UNKNOWN]
-    previous_stage_age: Annotated[Tensor, 0]
+    previous_stage: Annotated[Tensor, vocabulary.Stage.UNKNOWN]  # Stage before this one
+    previous_stage_age: Annotated[Tensor, 0]  # env-steps that it lasted
     blueprint: Annotated[Tensor, vocabulary.Blueprint.NONE]  # Blueprint, -1 when empty
-    blend: Annotated[Tensor, vocabulary.Blend.ADD]
+    blend: Annotated[Tensor, vocabulary.Blend.ADD]  # Blend, how the host takes the seed on
     style: Annotated[Tensor, vocabulary.Style.SIGMOID_ADD]  # Style chosen at germination
     tempo: Annotated[Tensor, 5]  # env-steps of the first ramp
     alpha_goal: Annotated[Tensor, 1.0]  # target of the first ramp, (0, 1]
-    alpha: Annotated[Tensor, 0.0]  # [0, 1], what the forward pass uses
+    alpha: Annotated[Tensor, 0.0]  # [0, 1], how much of the seed the host takes on
     newborn: Annotated[Tensor, False]  # weights are due before the next training pass
     fresh_momentum: Annotated[Tensor, False]  # momentum is to be cleared before that pass
-    accuracy_initial: Annotated[Tensor, 0.0]  # at the seed's first record
-    accuracy_stage_start: Annotated[Tensor, 0.0]
-    accuracy_current: Annotated[Tensor, 0.0]
-    accuracy_blending_start: Annotated[Tensor, 0.0]
-    blending_started: Annotated[Tensor, False]
-    accuracy_germination: Annotated[Tensor, 0.0]  # validation accuracy when germinated
+    accuracy_initial: Annotated[Tensor, 0.0]  # percent, at the seed's first record
+    accuracy_stage_start: Annotated[Tensor, 0.0]  # percent, when the stage began
+    accuracy_current: Annotated[Tensor, 0.0]  # percent, at the last record
+    accuracy_blending_start: Annotated[Tensor, 0.0]  # percent, when blending began
+    blending_started: Annotated[Tensor, False]  # accuracy_blending_start holds
+    accuracy_germination: Annotated[Tensor, 0.0]  # percent, validation, when germinated
     germination_known: Annotated[Tensor, False]  # accuracy_germination holds
     contribution: Annotated[Tensor, 0.0]  # accuracy lost without this seed, last measurement
     contribution_known: Annotated[Tensor, False]  # measured at least once in this seed's life
     contribution_velocity: Annotated[Tensor, 0.0]  # moving average of its change
     contribution_age: Annotated[Tensor, 0]  # env-steps since the measurement, 0 = this env-step
     interaction_sum: Annotated[Tensor, 0.0]  # sum of pair interactions at this env-step
-    gradient_norm: Annotated[Tensor, 0.0]  # last measured
-    gradient_health: Annotated[Tensor, 0.0]  # [0, 1]
-    gradient_vanishing: Annotated[Tensor, False]
-    gradient_exploding: Annotated[Tensor, False]
+    gradient_norm: Annotated[Tensor, 0.0]  # L2 norm over the seed, last measured
+    gradient_health: Annotated[Tensor, 0.0]  # [0, 1], 1 = sound
+    gradient_vanishing: Annotated[Tensor, False]  # some parameter has a norm below 1e-7
+    gradient_exploding: Annotated[Tensor, False]  # or above 10, or not finite
     gradient_measured: Annotated[Tensor, False]  # the four above hold
     gradient_ratio: Annotated[Tensor, 0.0]  # moving average of the seed-to-host gradient ratio
-    gradient_ratio_known: Annotated[Tensor, False]
+    gradient_ratio_known: Annotated[Tensor, False]  # gradient_ratio holds
     previous_health: Annotated[Tensor, 0.0]  # gradient_health one env-step ago
-    previous_health_known: Annotated[Tensor, False]
+    previous_health_known: Annotated[Tensor, False]  # previous_health holds
     escrow: Annotated[Tensor, 0.0]  # reward credit held back (ESCROW)
     drip_live: Annotated[Tensor, False]  # this fossil pays drip (BASIC_PLUS)
-    drip_scale: Annotated[Tensor, 0.0]
-    drip_total: Annotated[Tensor, 0.0]  # the pool
-    drip_paid: Annotated[Tensor, 0.0]
+    drip_scale: Annotated[Tensor, 0.0]  # reward per point of contribution
+    drip_total: Annotated[Tensor, 0.0]  # reward that the fossil may pay in all
+    drip_paid: Annotated[Tensor, 0.0]  # reward that it has paid
     rent_alpha: Annotated[Tensor, 0.0]  # alpha at the last rent reading
     rent_params: Annotated[Tensor, 0.0]  # parameters at the last rent reading
 
@@ -182,37 +185,37 @@ class Ramp(TensorClass["tensor_only", "frozen"]):
 
     alpha: Annotated[Tensor, 0.0]  # [0, 1]; may jump, `Slots.alpha` follows at the tick
     start: Annotated[Tensor, 0.0]  # alpha when the ramp was set
-    target: Annotated[Tensor, 0.0]
-    length: Annotated[Tensor, 0]  # ticks in total
-    done: Annotated[Tensor, 0]  # ticks taken
-    curve: Annotated[Tensor, vocabulary.Curve.LINEAR]
+    target: Annotated[Tensor, 0.0]  # alpha that it leads to
+    length: Annotated[Tensor, 0]  # env-steps in total
+    done: Annotated[Tensor, 0]  # env-steps taken
+    curve: Annotated[Tensor, vocabulary.Curve.LINEAR]  # Curve
     steepness: Annotated[Tensor, vocabulary.RAMP_STEEPNESS]  # of the sigmoid, at least 0.1
-    mode: Annotated[Tensor, vocabulary.AlphaMode.HOLD]
+    mode: Annotated[Tensor, vocabulary.AlphaMode.HOLD]  # AlphaMode: up, down or at rest
 
 
 class Signals(TensorClass["tensor_only", "frozen"]):
     """Training signals of an env [N] (histories [N, HISTORY], newest last)."""
 
     step: Annotated[Tensor, 0]  # env-steps recorded in this episode, 1-based once recorded
-    train_loss: Annotated[Tensor, 0.0]
-    train_accuracy: Annotated[Tensor, 0.0]  # percent
-    val_loss: Annotated[Tensor, 0.0]
-    val_accuracy: Annotated[Tensor, 0.0]  # percent
-    loss_delta: Annotated[Tensor, 0.0]  # previous - current validation loss; 0 at first
-    accuracy_delta: Annotated[Tensor, 0.0]  # current - previous; at first the accuracy
-    loss_history: Tensor  # float64 [N, HISTORY]
-    accuracy_history: Tensor  # float64 [N, HISTORY]
+    train_loss: Annotated[Tensor, 0.0]  # nats, mean of the training pass
+    train_accuracy: Annotated[Tensor, 0.0]  # percent, on the training pass
+    val_loss: Annotated[Tensor, 0.0]  # nats, validation
+    val_accuracy: Annotated[Tensor, 0.0]  # percent, validation
+    loss_delta: Annotated[Tensor, 0.0]  # nats, previous - current validation loss; 0 at first
+    accuracy_delta: Annotated[Tensor, 0.0]  # points, current - previous; at first the accuracy
+    loss_history: Tensor  # float64 [N, HISTORY], nats, validation
+    accuracy_history: Tensor  # float64 [N, HISTORY], percent, validation
     plateau: Annotated[Tensor, 0]  # consecutive env-steps with a small gain
-    stable_count: Annotated[Tensor, 0]
-    stabilized: Annotated[Tensor, False]  # latched
-    last_op: Annotated[Tensor, vocabulary.Op.WAIT]
-    last_success: Annotated[Tensor, True]
+    stable_count: Annotated[Tensor, 0]  # consecutive env-steps with a steady loss
+    stabilized: Annotated[Tensor, False]  # there were enough of these once; stays
+    last_op: Annotated[Tensor, vocabulary.Op.WAIT]  # Op of the last action
+    last_success: Annotated[Tensor, True]  # whether it was carried out
 
 
 class Guard(TensorClass["tensor_only", "frozen"]):
     """Loss watch of the governor [N] (window [N, 20], oldest first, newest last)."""
 
-    losses: Tensor  # float64 [N, 20]
+    losses: Tensor  # float64 [N, 20], nats, validation
     count: Annotated[Tensor, 0]  # valid entries of the window
     anomalies: Annotated[Tensor, 0]  # consecutive divergent losses
     reason: Annotated[Tensor, 0]  # governor.PanicReason of this env-step's loss
@@ -225,7 +228,7 @@ class Totals(TensorClass["tensor_only", "frozen"]):
 
     germinated: Annotated[Tensor, 0]  # successful germinations
     blended: Annotated[Tensor, 0]  # seeds that entered BLENDING from TRAINING
-    fossilized: Annotated[Tensor, 0]
+    fossilized: Annotated[Tensor, 0]  # seeds that were made permanent
     contributing: Annotated[Tensor, 0]  # fossils that gained at least 1 point since germination
     pruned: Annotated[Tensor, 0]  # seeds removed
     # Int64 [N, 4], times that the env went back to a snapshot, by governor.PanicReason.
@@ -241,7 +244,7 @@ class Ending(TensorClass["tensor_only", "frozen"]):
 
     # Percent, the accuracy that last counted as a gain; any is a gain at first.
     best: Annotated[Tensor, -200.0]
-    since: Annotated[Tensor, 0]  # env-steps since then
+    since: Annotated[Tensor, 0]  # env-steps since `best` was reached
     cause: Annotated[Tensor, 0]  # early_stop.Cause, NONE while the episode goes on
 
     @property
