@@ -33,7 +33,7 @@ from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.compose import compose_settings, override_list
 from esper_soa.config.registry import is_reference
-from esper_soa.config.settings import POLICIES, TrainConfig
+from esper_soa.config.settings import POLICIES, TrainConfig, settings_yaml
 from esper_soa.env import actions
 from esper_soa.env.env import Env
 from esper_soa.env.legal import illegal_choices, obey
@@ -46,7 +46,7 @@ from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.device import resolve_device, threads
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.state import Action, Decision, EnvState, Masks, Observation, View
-from esper_soa.system.errors import SettingError, UserError, check, whole_number
+from esper_soa.system.errors import SettingError, UserError, check, check_choice, whole_number
 from esper_soa.system.torch_state import package_state
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.vocabulary import STAGE_NAMES, Stage
@@ -59,7 +59,6 @@ PLAYERS = "esper_soa.training.loop.players"
 USER_IMAGES = "esper_soa.nets.data.user_images"
 NETWORKS = "esper_soa.grown.networks"
 HOST_PARTS = "esper_soa.grown.build"
-RUNS = "esper_soa.training.start.runs"
 EPISODE_FILES = "esper_soa.training.loop.episode_files"
 Value = str | int | float | bool
 MAX_STREAM_SEED = 2**63 - 1  # of `reset`
@@ -201,7 +200,7 @@ class Simulator:
             self._files = None
         if self._run_dir is not None:
             self._files = import_module(EPISODE_FILES).EpisodeFiles(
-                self.settings, self.world, self.agent, run_dir=self._run_dir
+                settings_yaml(self.settings), self.world, self.agent, run_dir=self._run_dir
             )
             self._run_dir = None
         with threads(self.world.setup.compute.threads):
@@ -391,11 +390,18 @@ class Simulator:
 
     @package_state()
     def samples(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a part of the data, as `RecordedRun.samples` has them."""
-        found: tuple[Tensor, Tensor] = import_module(RUNS).samples_of(
-            self.world.data.to(torch.device("cpu")), self.settings, split, env=env
-        )
-        return found
+        """Inputs and labels of a part of an env's data, as `RecordedRun.samples` has them."""
+        check_choice("split", split, ("train", "validation", "test"))
+        number = self._check_env(env)
+        data = self.world.data
+        if split == "validation":
+            order = self.world.validation_order.expand(self.num_envs, -1)[number]
+            inputs, labels = data.samples(split, order[order >= 0])
+        else:
+            data = source_of(data, number)
+            labels = data.train_labels if split == "train" else data.test_labels
+            inputs, labels = data.samples(split, torch.arange(len(labels)))
+        return inputs.cpu(), labels.cpu()
 
     def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
         """The `samples` of hosts of images."""

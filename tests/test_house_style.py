@@ -56,7 +56,7 @@ READS_SETUP_SETTINGS = {
     "lab.compare.lengths": {"host_flop"},
     "training.loop.build": {"make_setup"},
     "training.loop.evaluation": {"evaluate_in_session"},  # threads, of the command
-    "training.start.runs": {"_source", "export", "policy", "samples_of", "tasks"},
+    "training.start.runs": {"_source", "_validation_order", "export", "policy", "tasks"},
 }
 # What an engine is made of is the business of that engine and of whoever chooses between them.
 CHOOSER = "nets.choose"

@@ -495,5 +495,5 @@ def test_a_simulator_tells_what_it_is_and_shows_its_images() -> None:
     assert len(images) == len(labels) == len(sim.world.data.train_labels)
     assert (images.shape[1:], images.min() >= 0, images.max() <= 1) == ((3, 32, 32), True, True)
     assert len(sim.images()[1]) == SIZES["val_samples"]
-    with pytest.raises(UserError, match="^split=val: must be train or validation or test"):
+    with pytest.raises(UserError, match="^split=val: must be one of train, validation, test"):
         sim.images("val")

@@ -2,10 +2,9 @@
 
 import time
 from contextlib import closing
-from dataclasses import replace
 
 from esper_soa.agent.protocol import Agent
-from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.config.settings import plain_settings, settings_from_mapping, settings_yaml
 from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.world import World
 from esper_soa.runtime.ranks import SINGLE_PROCESS
@@ -23,9 +22,12 @@ from esper_soa.training.results.metrics import MetricsAccumulator
 class EpisodeFiles:
     """Writes the folder of an episode in progress."""
 
-    def __init__(self, settings: TrainConfig, world: World, agent: Agent, run_dir: str) -> None:
-        """run_dir: "" = runs/<name>/<time>. Raises UserError where it cannot be written to."""
-        cfg = replace(settings, rounds=1, control="none", track=[], report=False)
+    def __init__(self, settings: str, world: World, agent: Agent, run_dir: str) -> None:
+        """settings: as a config.yaml has them; run_dir: "" = runs/<name>/<time>. Raises UserError
+        where it cannot be written to.
+        """
+        played = {"rounds": 1, "control": "none", "track": [], "report": False}
+        cfg = settings_from_mapping(plain_settings(settings) | played)
         self.world = world
         self.session = Session(open_run_folder(run_dir, cfg.name), verbose=0)
         player = Player(agent, None)

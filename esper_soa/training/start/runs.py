@@ -166,11 +166,27 @@ class RecordedRun:
         data.split=true or a list in data.name gives each host its own. Raises UserError for another
         split, and where the data is not what it was.
         """
-        return samples_of(self._source, self.settings, split, env=env)
+        check(split in DATA_SPLITS, "split", split, allowed=" or ".join(DATA_SPLITS))
+        env = whole_number("env", env, 0, high=MAX_ENVS)
+        source = source_of(self._source, env)
+        if split == "validation":
+            return source.samples(split, self._validation_order(source, env))
+        labels = source.train_labels if split == "train" else source.test_labels
+        return source.samples(split, torch.arange(len(labels)))
 
     def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
         """The `samples` of a run on images."""
         return self.samples(split, env)
+
+    def _validation_order(self, source: BatchSource, env: int) -> Tensor:
+        cfg = self.settings
+        num_val = len(source.val_labels)
+        if not cfg.data.split:
+            return orders.validation_order(num_val, cfg.val_samples, cfg.seed)
+        check(0 <= env < cfg.envs, "env", env, allowed=f"0 to {cfg.envs - 1}")
+        shares = orders.split_sizes(source, cfg.batch_size, cfg.envs)
+        order = orders.split_validation_order(num_val, shares)[env]
+        return order[order >= 0]
 
     @package_state()
     def evaluate(self, net: nn.Module, split: str = "test") -> NetworkScore:
@@ -285,23 +301,6 @@ class RecordedRun:
         if otherwise:
             raise UserError(f"{self.path}: there is no {path.name}: {otherwise}")
         return ""
-
-
-def samples_of(data: BatchSource, cfg: TrainConfig, split: str, env: int) -> tuple[Tensor, Tensor]:
-    """The `RecordedRun.samples` of the data of a run by its settings."""
-    check(split in DATA_SPLITS, "split", split, allowed=" or ".join(DATA_SPLITS))
-    env = whole_number("env", env, 0, high=MAX_ENVS)
-    source = source_of(data, env)
-    if split != "validation":
-        labels = source.train_labels if split == "train" else source.test_labels
-        return source.samples(split, torch.arange(len(labels)))
-    num_val = len(source.val_labels)
-    if not cfg.data.split:
-        return source.samples(split, orders.validation_order(num_val, cfg.val_samples, cfg.seed))
-    check(0 <= env < cfg.envs, "env", env, allowed=f"0 to {cfg.envs - 1}")
-    shares = orders.split_sizes(source, cfg.batch_size, cfg.envs)
-    order = orders.split_validation_order(num_val, shares)[env]
-    return source.samples(split, order[order >= 0])
 
 
 def open_run(path: str | PathLike[str]) -> RecordedRun:

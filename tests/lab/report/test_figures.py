@@ -97,11 +97,10 @@ def test_every_figure_of_a_report_is_written_as_asked(
 
 def test_figures_are_pdf_and_png_too_and_runs_without_any_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert", reason="the extra report is not installed")
-    make_study(tmp_path)
-    runs = find_runs([tmp_path / "host"])
+    run = make_run(tmp_path / "run", [line(1, 40.0), line(2, 44.0)])
     with pytest.raises(UserError, match="nothing to draw"):
         write_figures(find_runs([make_run(tmp_path / "empty")]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    write_figures(runs, tmp_path / "out")
-    assert (tmp_path / "out" / "cost-parameters.pdf").read_bytes().startswith(b"%PDF")
-    assert (tmp_path / "out" / "cost-parameters.png").read_bytes().startswith(b"\x89PNG")
+    write_figures(find_runs([run]), tmp_path / "out")
+    assert (tmp_path / "out" / "curve-accuracy.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "out" / "curve-accuracy.png").read_bytes().startswith(b"\x89PNG")
