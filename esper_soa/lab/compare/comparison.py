@@ -98,7 +98,7 @@ def compare_groups(groups: Numbers, samples: SampleMeans = NO_SAMPLES) -> list[M
     first, *others = groups
     sizes = {len(values) for group in groups.values() for values in group.values()}
     if len(sizes) != 1:
-        raise ValueError(f"groups of {sorted(sizes)} seeds cannot be paired")
+        raise ValueError(f"groups of {sorted(sizes)} random seeds cannot be paired")
     rows = [(group, measure) for measure in MEASURES for group in others]
     pairs = [(groups[group][measure], groups[first][measure]) for group, measure in rows]
     differences = [tuple(map(sub, *pair)) for pair in pairs]

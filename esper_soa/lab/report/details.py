@@ -22,7 +22,7 @@ UPDATE_COLUMNS = {
 CRITIC_ROUNDS = 3  # updates over which the critic is judged
 PAIR_COLUMNS = "group|other|random seeds|difference (points)|over|p"
 STUDY_PAIRS = "budget (GFLOP)|group|over|lead|p|p after Holm"
-STUDY_DIFFERENCE = "difference (points)|seeds won|effect|p|p after Holm"
+STUDY_DIFFERENCE = "difference (points)|random seeds won|effect|p|p after Holm"
 
 
 def details(runs: Sequence[RunRecord]) -> str:

@@ -86,7 +86,7 @@ class Summary:
     rounds: int
     steps: int
     grown: HostScore
-    controls: list[HostScore]  # on the same seeds, data order and images
+    controls: list[HostScore]  # on the same random seed, data order and images
     test_images: int  # in the data set; each host is measured on all of them
     validation_images: int  # in the data set; each host is measured on V of them
     seeds: dict[str, int]  # counts by SEED_EVENTS, over all envs and rounds
@@ -302,7 +302,7 @@ def verdict_lines(summary: Summary) -> list[str]:
             interval = f"{CONFIDENCE_LEVEL:.0%} t interval of {over}"
             if summary.perplexity and comparison.sampled:
                 interval += "; of the loss over hosts alone"
-        work = f"{control.env_steps} env-steps on the same seeds, data order and {samples}"
+        work = f"{control.env_steps} env-steps on the same random seed, data order and {samples}"
         lines += [f"control  {control_text(control.name)}: {work}", f"interval {interval}"]
         if comparison.left_out:
             lines.append(

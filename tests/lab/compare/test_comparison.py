@@ -104,5 +104,5 @@ def test_a_row_says_what_was_found() -> None:
     assert row.effect == pytest.approx((1 - 3 / 43) * differences.mean() / differences.std(ddof=1))
     assert row.power == ""
     counts = {"a": 12, "b": 11}
-    with pytest.raises(ValueError, match=r"^groups of \[11, 12\] seeds cannot be paired$"):
+    with pytest.raises(ValueError, match=r"^groups of \[11, 12\] random seeds cannot be paired$"):
         compare_groups({name: dict.fromkeys(MEASURES, [0.0] * n) for name, n in counts.items()})

@@ -260,7 +260,7 @@ def test_what_a_study_found_stands_in_the_page_of_its_runs_alone(tmp_path: Path)
         "comparisons. The effect is the mean difference over its standard deviation, by Hedges. a, "
         "test accuracy less rent: 80 % for 9 points."
     ]
-    titles = ["group", "against", "measure", "difference (points)", "seeds won", "effect"]
+    titles = ["group", "against", "measure", "difference (points)", "random seeds won", "effect"]
     assert re.findall(">([^<]*)</t[hd]>", card) == [
         *(*titles, "p", "p after Holm", "verdict"),
         *("a", "b", "test accuracy less rent", "+2.00 [-1.00, +5.00]", "1 of 3", "+0.25"),

@@ -114,7 +114,7 @@ trial: cifar_baseline on fashion32 (embedded), policy ppo, cpu
 {verdict}the parameters and 2.0 times the training FLOP.
 measured 2 hosts x 1 episode (the last round), each on all 2,000 test images
 chosen   best host by accuracy on V=128 of 1,000 validation images, which rewards see too
-control  without growth: 10 env-steps on the same seeds, data order and images
+control  without growth: 10 env-steps on the same random seed, data order and images
 interval 95% t interval of 2 paired differences, over hosts
 seeds    9 germinated, 6 blended, 4 fossilized, 2 pruned
 reward   -1.25 per episode in the last of 3 rounds
