@@ -49,7 +49,8 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> set
     experiment: one of `experiments()`, or "" for the defaults. overrides: in Hydra's words, such as
     "rounds=5" or "task=cifar_impaired". Raises UserError as the command line would.
     """
-    check(isinstance(experiment, str), "experiment", experiment, allowed="a text")
+    is_name = isinstance(experiment, str) and "=" not in experiment
+    check(is_name, "experiment", experiment, allowed="a name, without +experiment=")
     given = override_list(overrides)
     all_overrides = [f"+experiment={experiment}", *given] if experiment else given
     check_overrides(all_overrides, settings.TrainConfig)
@@ -66,6 +67,9 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> set
 
 def job_settings(composed: DictConfig) -> settings.TrainConfig:
     """The checked settings of the job that Hydra has composed and begun; raises UserError."""
+    if "tasks" not in composed:
+        remedy = "A configuration of yours begins with the lines defaults: [train, _self_]."
+        raise UserError(f"settings of esper-train are missing. {remedy}")
     if not composed.tasks:
         return settings.settings_from(composed)
     return _compose_tasks(composed.tasks, list(HydraConfig.get().overrides.task))

@@ -91,6 +91,8 @@ def agent(name: str) -> Mark:
 
 
 def _make_decorator(kind: str, name: str, **attributes: str) -> Mark:
+    if not isinstance(name, str):
+        raise TypeError(f'@esper_soa.{kind} takes a name, as in @esper_soa.{kind}("mine")')
     if re.fullmatch(NAME, name) is None:
         reason = "its name must be of at most 60 letters, digits, '_' and '-'"
         raise ValueError(f"{kind} {name!r}: {reason}")
@@ -139,6 +141,7 @@ def find(kind: str, reference: str, setting: str) -> Part:
     except ImportError as error:
         is_absent = f"{place}.".startswith(f"{error.name}.")
         remedy = "PYTHONPATH=<folder> says where it lies." if is_absent else ""
+        remedy = "A module is named without .py." if place.endswith(".py") else remedy
         allowed = f"module:name of a module that can be imported ({one_line(error)})"
         raise SettingError(setting, reference, allowed, remedy=remedy) from error
     parts = {id(part): part for part in vars(module).values()}  # by whatever names it has there

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import SupportsIndex
+from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
@@ -92,8 +93,12 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     check(env is None or isinstance(env, SupportsIndex), "env", env, allowed=allowed)
     place = one_line(path)
     with reading(path, ModuleFileError, "a whole file of networks or of a policy"):
-        if Path(path).exists() and not Path(path).is_file():
-            raise ModuleFileError(f"{place}: cannot be read (no regular file)")
+        if not Path(path).exists():
+            raise ModuleFileError(f"{place}: there is no such file")
+        if not Path(path).is_file() or is_zipfile(path):  # as a checkpoint is
+            remedy = "esper_soa.open_run(FOLDER) has export() and policy() of a run"
+            kind = "no file of a network or of a policy that esper_soa.save wrote"
+            raise ModuleFileError(f"{place}: {kind}. {remedy}")
         with safe_open(Path(path), framework="pt") as file:
             entries = _entries(place, file.metadata())
             last = len(entries) - 1

@@ -1,9 +1,9 @@
 """User errors: each message names the setting, its value and what is allowed. No torch."""
 
-import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from operator import index
 from os import PathLike
 
@@ -35,15 +35,10 @@ def error_text(error: BaseException) -> str:
     return f"it fails with {', after '.join(texts)}"
 
 
-def unknown_setting_text(key: str, known: Iterable[str]) -> str:
-    """Message on the unknown setting `key`, with similar names of `known`."""
-    before, dot, name = key.rpartition(".")
-    return f"{key}: there is no such setting. {did_you_mean(name, known, before + dot)}".rstrip()
-
-
 def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
     """A question that names the one of `known` nearest to `name`; "" where none is near."""
-    near = difflib.get_close_matches(name, list(known), 1)
+    names = list(known)
+    near = [word for text in (name, name.lower()) for word in get_close_matches(text, names, 1)]
     return f"Did you mean {before}{near[0]}?" if near else ""
 
 

@@ -16,7 +16,7 @@ from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
-from esper_soa.config.compose import compose_settings, experiments
+from esper_soa.config.compose import compose_settings, experiments, job_settings
 from esper_soa.config.hydra_versions import INITIALIZE
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
@@ -126,8 +126,7 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
         (
             "smoke",
             "envs=many",
-            r"^overrides: Error merging override envs=many Value 'many' of type 'str' could not "
-            r"be converted to Integer$",
+            r"^envs=many: must be a whole number\.$",
         ),
         (
             "smoke",
@@ -143,9 +142,10 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
             r"^envs=0: must be in \[1, 1048576\]\.$",
         ),
         ("smoke", "envs=", "envs"),
-        ("smoke", "envs=4 steps", "overrides: "),
+        ("smoke", "envs=4 steps", "^envs=4 steps: must be a whole number"),
         ("smoke", "tasks=${nowhere}", "^overrides: Interpolation key 'nowhere' not found"),
-        ("smoke", f"envs={'x' * 300}", r"^overrides: .{200}\.\.\.$"),
+        ("smoke", f"policy.ppo.lr={'x' * 300}", r"^overrides: .{200}\.\.\.$"),
+        ("+experiment=smoke", "", r"must be a name, without \+experiment="),
     ],
 )
 def test_what_cannot_be_composed_is_told_in_one_line(
@@ -155,6 +155,11 @@ def test_what_cannot_be_composed_is_told_in_one_line(
         compose_settings(experiment, [override] if override else [])
     assert re.search(message, str(caught.value))
     assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_of_a_users_own_without_ours_is_told_how_it_begins() -> None:
+    with pytest.raises(UserError, match=r"begins with the lines defaults: \[train, _self_\]"):
+        job_settings(OmegaConf.create({"seed": 3}))
 
 
 def test_times_of_a_schedule_can_be_shares_of_the_env_steps() -> None:

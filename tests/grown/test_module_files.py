@@ -216,7 +216,7 @@ torch.save({"weight": torch.zeros(3)}, TORCHS)
         ),
         (lambda content: b"accuracy,loss\n" * 100, NO_FILE),
         (lambda content: to_bytes({"weight": torch.zeros(3)}), "written by another program"),
-        (lambda content: TORCHS.getvalue(), NO_FILE),
+        (lambda content: TORCHS.getvalue(), r"open_run\(FOLDER\) has export\(\) and policy\(\)"),
     ],
 )
 def test_a_file_that_is_none_is_named_with_the_reason(

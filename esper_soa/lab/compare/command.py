@@ -113,6 +113,8 @@ def sort_words(arguments: Sequence[str]) -> CommandWords:
             raise UserError(
                 f"{argument}: random seeds are random_seeds= now. Give random_{argument}"
             )
+        elif not equals and Path(argument).is_dir():
+            raise UserError(f"{argument}: for runs that are there, give esper-report all of them")
         elif name in WORDS:
             chosen[name] = value
         elif not equals or name in known or not GROUP_NAME.fullmatch(name):
@@ -174,7 +176,7 @@ def check_reserved(words: CommandWords) -> None:
 def seeds_of(words: CommandWords, name: str, first: int, default: str) -> tuple[int, ...]:
     """The random seeds that a word stands for: so many from `first` on, or a list in brackets."""
     text = words.chosen.get(name, default)
-    allowed = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
+    allowed = "a number from 1 to 10000, or a list such as [101,102,103] without any twice"
     is_list = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
     check(is_list or text.isdecimal(), name, text, allowed=allowed)
     numbers = [int(digits) for digits in re.findall(r"\d+", text)]

@@ -64,7 +64,9 @@ def run_query(words: Sequence[str]) -> int:
     last = places[-1] if places else ""
     asks = " " in last and not os.path.isdir(os.path.expanduser(last))
     question = places.pop() if asks else ""
-    check(bool(places), "RUN", "''", allowed="a run folder")
+    remedy = 'A question in quotes comes after it: esper-query RUN "select * from runs".'
+    ok = bool(places) and "select" not in places
+    check(ok, "RUN", " ".join(places), allowed="a run folder", remedy=remedy)
     try:
         with import_guard():
             from esper_soa.lab.query.database import VIEWS, QueryError, open_database

@@ -186,11 +186,14 @@ def find_checkpoint(path_text: str, setting: str) -> Path:
     if path.is_dir():
         checkpoints = RunFolder(path.resolve()).checkpoints()
         if not checkpoints:
+            runs = sorted(config.parent.name for config in path.glob("*/config.yaml"))
             remedy = "Give a checkpoint or a run folder"
+            remedy += f", such as {one_line(path / runs[-1])}" if runs else ""
             raise UserError(f"{label}: there is no checkpoint in this folder. {remedy}")
         return newest_undamaged(checkpoints, label)
     if not path.exists():
-        raise UserError(f"{label}: there is no such file or folder")
+        remedy = ". resume=auto goes on with the newest run" if setting == "resume" else ""
+        raise UserError(f"{label}: there is no such file or folder{remedy}")
     if path.is_symlink() and (rounds_of(path) >= 0 or path.name in RESULT_FILES):
         raise refusal(path, path.lstat())  # a run goes on where its checkpoint is
     path = path.resolve()

@@ -85,7 +85,8 @@ def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
     if relevant:
         free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)
         problem = "resume: these settings are not those of the checkpoint:\n"
-        raise UserError(f"{problem}{''.join(relevant)}  These may change: {free}.")
+        remedy = "Repeat the overrides of the run; overrides.txt in its folder has them."
+        raise UserError(f"{problem}{''.join(relevant)}  {remedy} These may change: {free}.")
     done = checkpoint_run.rounds_done
     if cfg.rounds < done:
         allowed = f"at least {done}, which the checkpoint has done already"

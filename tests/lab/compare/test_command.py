@@ -179,14 +179,14 @@ def test_a_run_that_fails_does_not_lose_the_others(
             ["a=", "b=", "random_seeds=0"],
             (
                 r"^random_seeds=0: must be a number from 1 to 10000, or a list such as "
-                r"\[101,102,103\] without a seed twice\.$"
+                r"\[101,102,103\] without any twice\.$"
             ),
         ),
         (
             ["a=", "b=", "random_seeds=[1,1]"],
             (
                 r"^random_seeds=\[1,1\]: must be a number from 1 to 10000, or a list such as "
-                r"\[101,102,103\] without a seed twice\.$"
+                r"\[101,102,103\] without any twice\.$"
             ),
         ),
         (
@@ -203,6 +203,7 @@ def test_a_run_that_fails_does_not_lose_the_others(
         (["a=", "b=", f"{'c' * 32}=rounds=1"], "^c{32}: there is no such setting"),
         (["a=", "b=", "1=rounds=1"], "^1: there is no such setting"),
         (["a=", "b=", "foo"], "^overrides: "),
+        (["/", "/"], "^/: for runs that are there, give esper-report all of them$"),
         (["a=", "b=", "budget=minute"], r"^budget=minute: must be added\. Give \+budget=minute\.$"),
         (["a=", "a=", "b="], r"^a='': must be a group of its own: the name is taken\.$"),
     ],

@@ -289,6 +289,15 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
     return int(ended.value.code or 0), *capsys.readouterr()
 
 
+def test_a_question_without_quotes_or_folder_is_told_how_it_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in (["runs", "select", "*"], ["select * from runs"]):
+        status, _, told = asked(capsys, *words)
+        assert status == 2
+        assert 'esper-query RUN "select * from runs"' in told
+
+
 def test_without_a_question_the_command_lists_the_views_and_what_they_answer(
     begun: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

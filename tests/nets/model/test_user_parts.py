@@ -174,6 +174,7 @@ FAULTS = {
         r"imported \(No module named 'parts_of_users.deeper'; 'parts_of_users' is not a "
         r"package\)\. PYTHONPATH=<folder> says where it lies"
     ),
+    "parts_of_users.py:twice": r"imported \(.*\)\. A module is named without \.py",
     "thrice": (
         r"parts_of_users registers \(bare, .*, word\). @esper_soa.blueprint\(\"thrice\"\) above "
         r"a function or class there registers it"
@@ -216,6 +217,11 @@ def test_a_blueprint_that_cannot_grow_is_refused_while_building(name: str) -> No
     told = rf"^task.blueprints={reference}: must be {BEFORE}{FAULTS[name]}\.$"
     with pytest.raises(SettingError, match=told):
         task_shape(TaskConfig(blueprints=["norm", reference], base_channels=2), ["r0c0"])
+
+
+def test_a_mark_takes_a_name() -> None:
+    with pytest.raises(TypeError, match=r'takes a name, as in @esper_soa\.reward\("mine"\)$'):
+        registry.reward(len)  # type: ignore[arg-type]
 
 
 class Muddle(nn.Module):

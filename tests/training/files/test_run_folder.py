@@ -17,6 +17,7 @@ from esper_soa.training.files.run_folder import (
     NAMES_FILE,
     RunFolder,
     dated_folders,
+    find_checkpoint,
     open_run_folder,
     rounds_of,
     write_config,
@@ -129,6 +130,16 @@ def test_a_path_through_a_file_is_refused_by_name(tmp_path: Path) -> None:
         ),
     ):
         open_run_folder(str(tmp_path / "file" / "run"), "trial")
+
+
+def test_what_has_no_checkpoint_is_told_with_what_may_be_meant(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    with pytest.raises(UserError, match=r"or a run folder, such as /.*/runs/b$"):
+        find_checkpoint(str(tmp_path / "runs"), "resume")
+    with pytest.raises(UserError, match="resume=auto goes on with the newest run$"):
+        find_checkpoint("true", "resume")
 
 
 @pytest.fixture

@@ -173,7 +173,8 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     assert told == (
         "resume: these settings are not those of the checkpoint:\n"
         "  envs: 2 -> 3\n  policy.ppo.lr: 0.0003 -> 0.001\n"
-        f"  These may change: {free}."
+        "  Repeat the overrides of the run; overrides.txt in its folder has them. "
+        f"These may change: {free}."
     )
     with pytest.raises(
         UserError, match="^rounds=3: must be at least 4, which the checkpoint has done already$"

@@ -9,7 +9,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from esper_soa.config.arguments import prepare_arguments, show_help_or_version
-from esper_soa.config.settings import TrainConfig
+from esper_soa.config.settings import EvaluateConfig, TrainConfig
 from esper_soa.system.errors import UserError
 from esper_soa.training.start.command import train_command
 from tests.builders.program import finished
@@ -44,6 +44,9 @@ def test_a_mistake_has_a_status_and_words(
         ("sweeps=gpus", " Did you mean sweep?"),
         ("compute.engin=torch", " Did you mean compute.engine?"),
         ("nonsense=1", ""),
+        ("random_seed=3", " Did you mean seed?"),
+        ("policy.lr=1", " Did you mean policy.ppo.lr or policy.imitation.lr?"),
+        ("rent_weight=1", " Did you mean reward.rent_weight?"),
     ],
 )
 def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str, told: str) -> None:
@@ -62,11 +65,46 @@ def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str,
         ("+sweep=[joblib,gpu]", "sweep=gpu: must be .* Did you mean gpus?"),
         ("sweep=gpus", "sweep=gpus: must be added. Give [+]sweep=gpus."),
         ("budget=hour", "budget=hour: must be added. Give [+]budget=hour."),
+        ("policy=PPO", "policy=PPO: must be .* Did you mean ppo?"),
+        ("policy=grower", "A trained policy is policy.init=NAME"),
+        ("+experiment=smoke.yaml", "must be a name without .yaml"),
     ],
 )
 def test_an_unknown_option_is_told_with_what_may_have_been_meant(overrides: str, told: str) -> None:
     with pytest.raises(UserError, match=told.replace("?", r"\?")):
         prepare_arguments([overrides], TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "told"),
+    [
+        ("--experiment smoke", TrainConfig, "dashes. Give [+]experiment=smoke$"),
+        ("--seed 3", TrainConfig, "--seed: settings have no dashes. Give seed=3$"),
+        ("smoke", TrainConfig, "Give [+]experiment=smoke$"),
+        ("runs/a", EvaluateConfig, "Give checkpoint=runs/a$"),
+        ("+experiment=smoke", EvaluateConfig, "takes this from the run of checkpoint=$"),
+        ("+experiment=smoke +sweep=optuna", TrainConfig, "Give -m [+]sweep=optuna$"),
+        ("slots=[r0c0 r0c1]", TrainConfig, "slots=.r0c0: must be whole lists. Quotes"),
+        ("seed=1,2", TrainConfig, "seed=1,2: must be a single value. A sweep .* -m.$"),
+        ("reward=net,shaped", TrainConfig, "reward=net,shaped: must be a single value"),
+        ("slots=r0c0,r0c1", TrainConfig, r"must be a list. Give slots=\[r0c0,r0c1\], or -m"),
+        ("track=wandb", TrainConfig, r"track=wandb: must be a list. Give track=\[wandb\].$"),
+        ("steps=1e2", TrainConfig, "steps=1e2: must be a whole number"),
+        ("data.augment=maybe", TrainConfig, "must be true or false"),
+    ],
+)
+def test_words_that_are_no_setting_with_its_value_are_told_with_what_is(
+    words: str, settings: type, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        prepare_arguments(words.split(" "), settings)
+
+
+def test_what_flags_take_and_hydra_computes_is_left_to_hydra() -> None:
+    given = ["--cfg", "job", "steps=${envs}", "slots=[r0c0,r0c1]", "tasks=['text_small envs=4']"]
+    given += ["policy.schedule.fossilize=20%", "task.host_lr=[0.1,0.2]", "device='a,b'"]
+    assert len(prepare_arguments(given, TrainConfig)) == len(given)
+    assert prepare_arguments(["seed=1,2", "-m"], TrainConfig) == ["-m", "seed=1,2"]
 
 
 @pytest.mark.parametrize(
