@@ -4,11 +4,13 @@ compared with what.
 Checked before anything is built; benchmarks/conf/ holds the named works. Needs no torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import LifecycleConfig
-from esper_soa.config.nets import SEQUENCES, DataConfig, TaskConfig, host_slots
+from esper_soa.config.nets import SEQUENCES, DataConfig, SlotSpec, TaskConfig, host_slots
+from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.system.errors import check, check_choice
 
@@ -68,7 +70,7 @@ class EpsConfig:
         hosts = "without bare where hosts read text"
         check("bare" not in self.sides or self.targets == 1, "sides", self.sides, hosts)
         most = {
-            "num_slots": len(host_slots(self.task)),
+            "num_slots": len(slots_of(self.task)),
             "live": min(self.num_slots, 4),  # beyond 4 not every subset is evaluated
             "timed_steps": self.steps - self.warmup,
         }
@@ -86,7 +88,7 @@ class EpsConfig:
     @property
     def slots(self) -> list[str]:
         """Names of the enabled slots."""
-        return [spec.name for spec in host_slots(self.task)[: self.num_slots]]
+        return [spec.name for spec in slots_of(self.task)[: self.num_slots]]
 
     @property
     def rows(self) -> int:
@@ -101,7 +103,7 @@ class EpsConfig:
     @property
     def text(self) -> bool:
         """Whether hosts read text."""
-        return host_slots(self.task)[0].topology == SEQUENCES
+        return slots_of(self.task)[0].topology == SEQUENCES
 
     @property
     def images(self) -> tuple[int, int]:
@@ -119,6 +121,11 @@ class EpsConfig:
         check(len(self.values) > 0, "values", self.values, f"a list of values for {self.vary}")
         changes: list[dict] = [{self.vary: value} for value in self.values]
         return [replace(self, vary="", values=[], **change) for change in changes]
+
+
+def slots_of(task: TaskConfig) -> Sequence[SlotSpec]:
+    """Those of the package's hosts; a user's has the first three too, behind its children."""
+    return host_slots(replace(task, host="chain") if is_reference(task.host) else task)
 
 
 NUMBERS = tuple(item.name for item in fields(EpsConfig) if item.type is int)

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -25,6 +25,8 @@ from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.nets.data.text import load_text
+from esper_soa.nets.model.user_parts import task_host
+from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import keep_freed_memory, resolve_device
 from esper_soa.training.results.profile import PhaseProfile
@@ -309,6 +311,9 @@ def logits_of(net: nn.Module, images: Tensor) -> Tensor:
 
 def bare_host(task: TaskConfig) -> nn.Sequential:
     """The host of `task` in torch's own modules."""
+    host = task_host(task)
+    if isinstance(host, UserHost):
+        return cast(nn.Sequential, host.make(host.classes))
     layers: list[nn.Module] = []
     width = IMAGE_CHANNELS
     for block in range(task.num_blocks):
