@@ -105,6 +105,23 @@ def doubled(classes: int) -> nn.Sequential:
     return nn.Sequential(stem(8), Doubled(), Head(8, classes))
 
 
+class Idle(nn.Module):
+    """A module with a parameter that takes part in nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.idle = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+@host("idle")
+def idle(classes: int) -> nn.Sequential:
+    return nn.Sequential(Idle(), Head(8, classes))
+
+
 class Sum(nn.Module):
     """Adds to features what comes of them."""
 

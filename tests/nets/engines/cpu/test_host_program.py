@@ -113,5 +113,9 @@ def test_what_the_kernels_do_not_have_is_named_with_its_line() -> None:
     assert "cumsum in forward, users/hosts_of_operations.py:" in host_obstacle(shape_of("sums"))
 
 
+def test_what_takes_part_in_nothing_goes_to_torch() -> None:
+    assert "tensors that take part in nothing" in host_obstacle(shape_of("idle"))
+
+
 def test_a_module_that_computes_something_else_in_training_runs_in_torch() -> None:
     assert "Doubled, which does otherwise in eval mode" in host_obstacle(shape_of("doubled"))
