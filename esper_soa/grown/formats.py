@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from pprint import pformat
+from types import ModuleType
 from typing import TypeAlias
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from esper_soa.grown.module_files import current_spec, save
 from esper_soa.grown.plain import current_module, evaluating, plain_module
-from esper_soa.nets.model import modules
+from esper_soa.nets.model import modules, pictures
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.errors import UserError, check, check_path, reading
 from esper_soa.system.files import write_bytes
@@ -33,11 +34,13 @@ INPUT_TYPES = {"float32": torch.float32, "int64": torch.int64}
 MAX_INPUTS = 1 << 24  # numbers of a sample
 EXPORTED = "one that this format can hold"  # what a network must be; that of a changed file is not
 CODE_WIDTH = 116  # letters of a line
+PACKAGE_IMPORT = "from esper_soa."
 EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
 CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
 
 `network()` makes it: inputs [B, *SPEC["input"]["shape"]], images float32 and RGB in [0, 1], to
-logits [B, ..., SPEC["classes"]]. SPEC says what it was grown on and by which version of esper_soa.
+logits [B, ..., SPEC["classes"]]; `network().preprocess(image)` makes such an input of a file or an
+array. SPEC says what it was grown on and by which version of esper_soa.
 """
 
 import base64
@@ -105,7 +108,7 @@ def save_code(net: GrownNetwork, path: Path) -> None:
     state = {name: value.cpu() for name, value in net.state_dict().items()}
     content = io.BytesIO()
     torch.save(state, content)
-    _, source = Path(modules.__file__).read_text(encoding="utf-8").split('"""\n', 1)
+    source = "".join(map(_source, (pictures, modules)))
     with reading("the network", UserError, EXPORTED):
         spec = pformat(current_spec(net), width=CODE_WIDTH, sort_dicts=False)
     lines = [
@@ -121,6 +124,12 @@ def save_code(net: GrownNetwork, path: Path) -> None:
         exec(compile(text, path.name, "exec"), names)
         check_same(net, names["network"]())
     write_bytes(path.resolve(), text.encode())
+
+
+def _source(module: ModuleType) -> str:
+    """The text of a module behind its docstring, without what it imports from the package."""
+    text = Path(str(module.__file__)).read_text(encoding="utf-8").split('"""\n', 1)[1]
+    return "".join(line for line in text.splitlines(True) if not line.startswith(PACKAGE_IMPORT))
 
 
 def _traced(net: GrownNetwork) -> torch.export.ExportedProgram:

@@ -15,7 +15,7 @@ from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
 from esper_soa.grown.module_files import digest
 from esper_soa.grown.plain import evaluating
 from esper_soa.nets.data.batches import BatchSource, origin
-from esper_soa.nets.data.image_set import source_of
+from esper_soa.nets.data.image_set import ImageSet, source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.system.errors import UserError
 from esper_soa.system.versions import package_versions
@@ -106,6 +106,8 @@ def export_hosts(
             "validation_loss": loss,
             "test_accuracy": None,
         }
+        if isinstance(source, ImageSet) and source.class_names:
+            host.spec["class_names"] = list(source.class_names)
         host.spec.update(measured)
     _check_user_parts(world, hosts, rows)
     return hosts

@@ -1,5 +1,6 @@
 """The data sets: CIFAR-10, the embedded fashion32, synthetic ones, images and classes of users."""
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -34,6 +35,17 @@ CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 FASHION32_MEAN = (0.2199,) * 3  # of its training images with their border of 2 black pixels
 FASHION32_STD = (0.3326,) * 3
+
+CLASS_NAMES = {  # of the sets that have names of their own
+    "cifar10": (
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    ),
+    "fashion32": (
+        *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+}
 
 SYNTHETIC_SEED = 20
 SUBSET_WORDS = "a subset"  # begins the sentence on a set that is not whole
@@ -99,7 +111,8 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         share = f"{SUBSET_WORDS} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
         text = f"{share if size < CIFAR10_IMAGES else ''}CIFAR-10 from {place} ({reason})"
         parts = (*set_aside(train, cfg), test)
-        return image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text=text).to(device)
+        found = image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text=text)
+        return replace(found, class_names=CLASS_NAMES[found.name]).to(device)
     if cfg.name == "synthetic":
         num_val = cfg.validation_images or cfg.synthetic_test
         return synthetic(cfg.synthetic_train, num_val, device, test=cfg.synthetic_test)
@@ -115,7 +128,8 @@ def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
             parts.append((np.repeat(grey[..., None], 3, axis=3), labels))
     text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
     sets = (*set_aside(parts[0], cfg), parts[1])
-    return image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text=text)
+    found = image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text=text)
+    return replace(found, class_names=CLASS_NAMES[found.name])
 
 
 def synthetic(train: int, val: int, device: torch.device | str, test: int = 1) -> ImageSet:

@@ -54,7 +54,7 @@ class ImageSet:
     source: str  # a sentence: where they come from and how many there are
     # C of a user's images, which task.num_classes must be; None: any that holds the labels.
     num_classes: int | None = None
-    class_names: tuple[str, ...] = ()  # of a user's images, where they have names
+    class_names: tuple[str, ...] = ()  # of class 0, 1, ..., where they have names
     notes: tuple[str, ...] = ()  # what was done to a user's images, a clause each
     file_sha256: str = ""  # of the file of a user's images, hexadecimal
     resize: str = "auto"  # rule of DataConfig by which further images come to their size
@@ -96,9 +96,12 @@ class ImageSet:
         return ValidationImages(self.banks[1], behind, dtype)
 
     def input_spec(self) -> dict:
-        """Shape and range of images as grown networks take them, and how these normalise them."""
+        """Shape and range of images as grown networks take them, how these normalise them, and by
+        which rule those of users came to their size.
+        """
         spec = {"shape": list(self.spec.shape), "range": [0.0, 1.0], "channels": "RGB"}
-        return {**spec, "mean": list(self.mean), "std": list(self.std)}
+        spec |= {"mean": list(self.mean), "std": list(self.std)}
+        return spec if self.num_classes is None else spec | {"resize": self.resize}
 
     def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
         """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B]."""
