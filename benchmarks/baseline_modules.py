@@ -280,7 +280,7 @@ class Host(FlatModule):
         self.blocks = nn.ModuleList(
             Block(channels[i], channels[i + 1], task.kernel_size) for i in range(task.num_blocks)
         )
-        self.classifier = nn.Linear(channels[-1], task.num_classes)
+        self.classifier = nn.Linear(channels[-1], task.classes)
         self.num_pools = task.num_pools
 
     def forward(self, x: Tensor, grafts: Mapping[str, Graft]) -> Tensor:

@@ -122,7 +122,7 @@ class Host(FlatModule):
     def __init__(self, task: TaskConfig) -> None:
         super().__init__()
         sizes = task.transformer
-        self.tokens = nn.Embedding(task.num_classes, sizes.width)
+        self.tokens = nn.Embedding(task.classes, sizes.width)
         self.positions = nn.Embedding(sizes.context, sizes.width)
         for table in (self.tokens, self.positions):
             nn.init.normal_(table.weight, std=sizes.embedding_std)

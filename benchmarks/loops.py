@@ -323,7 +323,7 @@ def bare_host(task: TaskConfig) -> nn.Sequential:
         layers += [nn.BatchNorm2d(wider), nn.ReLU(True)]
         layers += [nn.MaxPool2d(2)] * (block < task.num_pools)
         width = wider
-    head = nn.Linear(width, task.num_classes)
+    head = nn.Linear(width, task.classes)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
 

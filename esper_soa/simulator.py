@@ -484,6 +484,8 @@ def make(
     data_overrides = [] if image_set is None else ["data.name=given"]
     if image_set is not None and image_set.num_classes is not None:
         data_overrides.append(f"task.num_classes={image_set.num_classes}")
+        channels, size, _ = image_set.spec.shape
+        data_overrides += [f"data.size={size}", f"data.channels={channels}"]
     composed = play_settings(experiment, [*data_overrides, *override_list(overrides)], settings)
     if isinstance(policy, str):
         composed = with_policy(composed, policy)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from esper_soa.config.paths import holds_only_folders, user_path
 from esper_soa.config.ranges import (
+    AUTO,
     COUNT,
     WEIGHT,
     EnvNumber,
@@ -49,7 +50,9 @@ IMAGES = "images"
 TOPOLOGIES = (VECTORS, SEQUENCES, IMAGES)
 NPZ = ".npz"  # how a file of own images ends
 TXT = ".txt"  # and one of text
-PREPARATION = ("layout", "resize", "mean", "std")  # of DataConfig, that only own images heed
+SHAPE = ("size", "channels")  # of DataConfig, of the images that hosts see
+# of DataConfig, that only own images heed
+PREPARATION = ("layout", "resize", "mean", "std", *SHAPE)
 
 
 @dataclass
@@ -105,7 +108,7 @@ def _chain_widths(task: "TaskConfig") -> range:
     return range(task.base_channels, MAX_CHANNELS * task.base_channels // last + 1)
 
 
-def _chain_slots(task: "TaskConfig") -> tuple[SlotSpec, ...]:
+def _chain_slots(task: "TaskConfig", side: int) -> tuple[SlotSpec, ...]:
     blocks = range(task.num_blocks)
     places = [(0, block) for block in blocks]
     places += [(1, block) for block in blocks if task.pooled(block)]
@@ -115,7 +118,7 @@ def _chain_slots(task: "TaskConfig") -> tuple[SlotSpec, ...]:
             row,
             block,
             channels=task.channels(block),
-            size=task.size(block + row),
+            size=task.size(block + row, side),
             depth=block / (task.num_blocks - 1),
         )
         for row, block in places
@@ -135,7 +138,7 @@ def _transformer_widths(task: "TaskConfig") -> range:
     return range(task.transformer.width, MAX_CHANNELS + 1, step)
 
 
-def _transformer_slots(task: "TaskConfig") -> tuple[SlotSpec, ...]:
+def _transformer_slots(task: "TaskConfig", side: int) -> tuple[SlotSpec, ...]:
     cfg = task.transformer
     return tuple(
         SlotSpec(
@@ -163,7 +166,8 @@ class HostKind(NamedTuple):
     """A kind of the package's hosts, as settings know it; nets/model/host.py builds it."""
 
     sizes: tuple[str, ...]  # settings that make the hosts smaller, their width first
-    slots: Callable[["TaskConfig"], tuple[SlotSpec, ...]]  # all that the host offers, row-major
+    # all that a host of images of so many pixels a side offers, row-major
+    slots: Callable[["TaskConfig", int], tuple[SlotSpec, ...]]
     widths: Callable[["TaskConfig"], range]  # from that of the settings to the largest
     with_width: Callable[["TaskConfig", int], "TaskConfig"]
     check: Callable[["TaskConfig"], None] | None = None  # raises SettingError
@@ -205,7 +209,8 @@ class TaskConfig(Settings, path="task."):
     num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
     kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
-    num_classes: int = number(10, 2, 100_000)  # as the data has, or more; of a transformer tokens
+    # The classes of the data, or more; auto: those of the images; of a transformer tokens.
+    num_classes: int | str = number(10, 2, 100_000, auto=True)
     # Where EnvNumber stands, each env can have its own; see config/ranges.py.
     host_lr: EnvNumber = env_number(0.01, 0, 1000, ends="(]")  # learning rate of the host
     seed_lr: EnvNumber = env_number(0.01, 0, 1000, ends="(]")  # of its seeds
@@ -246,6 +251,13 @@ class TaskConfig(Settings, path="task."):
             check(unique, "task.blueprints", reference, allowed=allowed, remedy=remedy)
 
     @property
+    def classes(self) -> int:
+        """The number of classes; SettingError where the data is still to be asked for it."""
+        allowed = "a number here, where no images say how many there are"
+        self.require(self.num_classes != AUTO, "num_classes", allowed)
+        return int(self.num_classes)
+
+    @property
     def host_name(self) -> str:
         """Name of the hosts in messages."""
         return name_in(self.host) if is_reference(self.host) else self.name
@@ -267,9 +279,11 @@ class TaskConfig(Settings, path="task."):
         """Whether the block ends in a pool, which halves height and width."""
         return block < self.num_pools
 
-    def size(self, block: int) -> int:
-        """Height and width of the block's input and of its feature map before the pool."""
-        return IMAGE_SIZE // 2 ** min(block, self.num_pools)
+    def size(self, block: int, side: int = IMAGE_SIZE) -> int:
+        """Height and width of the block's input and of its feature map before the pool, of images
+        of `side` pixels.
+        """
+        return side // 2 ** min(block, self.num_pools)
 
 
 def blueprint_names(references: Sequence[str]) -> tuple[str, ...]:
@@ -317,7 +331,12 @@ class DataConfig(Settings, path="data."):
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
     # Channels of a user's images: nhwc has them last, nchw before height and width.
     layout: str = choice("nhwc", ("nhwc", "nchw"))
-    resize: str = choice("auto", ("auto", "pad", "scale", "stretch"))  # to 32x32: docs/images.md
+    # How they come to size x size: docs/images.md.
+    resize: str = choice("auto", ("auto", "pad", "scale", "stretch"))
+    size: int = number(
+        IMAGE_SIZE, 8, 128, note="a multiple of 4"
+    )  # pixels a side, as hosts see them
+    channels: int = number(IMAGE_CHANNELS, 1, 3, note="1 or 3")  # that hosts see: grey, or colours
     # Mean of values in [0, 1] that a user's images are normalised by, per channel or for all; [] =
     # that of the images.
     mean: list[float] = numbers((), 0, 1, least=0)
@@ -339,8 +358,10 @@ class DataConfig(Settings, path="data."):
         held = self.name != "given" or not self.validation_images
         allowed = "0 with data.name=given: the images handed over have a validation part"
         self.require(held, "validation_images", allowed)
-        allowed = "empty, one number, or one for each of 3 channels"
-        self.require(len(self.mean) in (0, 1, IMAGE_CHANNELS), "mean", allowed)
+        self.require(self.size % 4 == 0, "size", "a multiple of 4")
+        self.require(self.channels != 2, "channels", "1 or 3")
+        allowed = f"empty, one number, or one for each of {self.channels} channels"
+        self.require(len(self.mean) in (0, 1, self.channels), "mean", allowed)
         allowed = f"as many numbers as {self.path}mean={self.mean}"
         self.require(
             len(self.std) == len(self.mean), "std", allowed, remedy="Give both or neither."
@@ -354,7 +375,10 @@ class DataConfig(Settings, path="data."):
         remedy = f"It is for own images: data.root=mine{NPZ}"
         for item in fields(self):
             is_default = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
-            self.require(is_default or self.is_user_file, item.name, allowed, remedy=remedy)
+            is_shape = self.name == "given" and item.name in SHAPE
+            self.require(
+                is_default or is_shape or self.is_user_file, item.name, allowed, remedy=remedy
+            )
 
     @property
     def sets(self) -> tuple["DataConfig", ...]:
@@ -368,6 +392,11 @@ class DataConfig(Settings, path="data."):
     def is_text(self) -> bool:
         """Whether the samples are sequences of tokens."""
         return self.name in TEXTS or (self.name == "auto" and self.root.lower().endswith(TXT))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of images as hosts see them."""
+        return self.channels, self.size, self.size
 
     @property
     def is_folder(self) -> bool:
@@ -397,9 +426,12 @@ class SubsetRows(NamedTuple):
 DEFAULT_ROWS = SubsetRows()
 
 
-def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
-    """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions."""
-    return HOST_KINDS[task.host].slots(task)
+def host_slots(task: TaskConfig, side: int = IMAGE_SIZE) -> tuple[SlotSpec, ...]:
+    """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions.
+
+    side: of the images, pixels.
+    """
+    return HOST_KINDS[task.host].slots(task, side)
 
 
 def resolve_slots(task: TaskConfig, names: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Paths that a user gives, and the folder of the configuration files. Needs no torch."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from esper_soa.system.errors import SettingError, one_line
@@ -33,11 +34,7 @@ def user_path(setting: str, text: str) -> Path:
 
 def holds_only_folders(path: Path) -> bool:
     """Whether a folder holds folders and nothing else, hidden names and CIFAR-10's aside."""
-    try:
-        with os.scandir(path) as entries:
-            kinds = {
-                entry.name: entry.is_dir() for entry in entries if not entry.name.startswith(".")
-            }
-    except OSError:
-        return False
-    return bool(kinds) and all(kinds.values()) and "cifar-10-batches-py" not in kinds
+    with suppress(OSError), os.scandir(path) as entries:
+        kinds = {each.name: each.is_dir() for each in entries if not each.name.startswith(".")}
+        return all(kinds.values()) and bool(kinds) and "cifar-10-batches-py" not in kinds
+    return False

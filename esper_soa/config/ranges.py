@@ -15,6 +15,7 @@ RULE = "rule"  # key of a field's metadata
 COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64
 WEIGHT = 1e6  # most of a weight, threshold or reward term: products of a few stay within float32
 MAX_ITEMS = 64  # of a list
+AUTO = "auto"  # stands for what the data has
 NAME_PATTERN = re.compile(r"(?!\.*\Z)[\w.+-]{1,60}")
 
 LIST_PATTERN = re.compile(r"\[([^\[\]]+)\]")
@@ -102,8 +103,11 @@ class Range(Rule):
     high: float
     ends: str = "[]"
     note: str = ""  # what one of the values means, or why others are not allowed
+    auto: bool = field(default=False, repr=False)  # whether AUTO is allowed too
 
     def holds(self, value: object) -> bool:
+        if self.auto and value == AUTO:
+            return True
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
         low = value > self.low if self.ends[0] == "(" else value >= self.low
@@ -111,7 +115,8 @@ class Range(Rule):
 
     def __str__(self) -> str:
         note = f" ({self.note})" if self.note else ""
-        return f"in {self.ends[0]}{self.low:.15g}, {self.high:.15g}{self.ends[1]}{note}"
+        auto = f"{AUTO}, or " * self.auto
+        return f"{auto}in {self.ends[0]}{self.low:.15g}, {self.high:.15g}{self.ends[1]}{note}"
 
 
 class EnvDraw(NamedTuple):
@@ -294,9 +299,11 @@ class NumberTable(Rule):
             self.rule.check(f"{setting}.{key}", number)
 
 
-def number(default: Number, low: float, high: float, ends: str = "[]", note: str = "") -> Number:
+def number(
+    default: Number, low: float, high: float, ends: str = "[]", note: str = "", auto: bool = False
+) -> Number:
     """A field for a number within the range; see Range."""
-    return field(default=default, metadata={RULE: Range(low, high, ends, note=note)})
+    return field(default=default, metadata={RULE: Range(low, high, ends, note=note, auto=auto)})
 
 
 def env_number(

@@ -57,6 +57,7 @@ class World:
         self.kernels = kernels
         self.reduction = reduction
         self.lengths: Sequence[int] = ()  # see `lasting`
+        setup = _fitted(setup, data)
         self._check_data(setup)
         all_envs = reduction.all_envs(setup.num_envs)
         self.split: orders.Split | None = None
@@ -89,9 +90,10 @@ class World:
 
     def _check_data(self, setup: Setup) -> None:
         """Raise SettingError where hosts cannot take a data set, or it has too few samples."""
-        for source in (entry.source for entry in sets_of(self.data)):
+        sources = list(dict.fromkeys(entry.source for entry in sets_of(self.data)))
+        for source in sources:
             batches.check_inputs(source, setup.task.host, setup.shape.input_shape)
-            batches.check_classes(source, setup.shape.num_classes)
+            batches.check_classes(source, setup.shape.num_classes, len(sources) == 1)
             if not setup.data.split:
                 batches.check_work(source, setup.train_samples, setup.val_samples)
 
@@ -394,3 +396,14 @@ def values_of_envs(
         else:
             values[name] = torch.tensor(numbers, dtype=STATE_FLOAT)[envs % len(numbers)]
     return values
+
+
+def _fitted(setup: Setup, data: batches.BatchSource) -> Setup:
+    """The setup with as many samples per env-step as a small set of a user's images has."""
+    sources = [entry.source for entry in sets_of(data)]
+    if setup.data.split or any(source.num_classes is None for source in sources):
+        return setup
+    step = setup.batch_size * setup.accumulate
+    train = min(setup.train_samples, *(len(x.train_labels) // step * step or step for x in sources))
+    val = min(setup.val_samples, *(len(source.val_labels) for source in sources))
+    return setup._replace(train_samples=train, val_samples=val)

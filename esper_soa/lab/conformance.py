@@ -153,7 +153,7 @@ def findings_of_a_run(world: World, modes: Sequence[str]) -> list[str]:
         for channels, *axes in {spec.shape for spec in shape.slots if part.fits(spec)}:
             small = channels, *(min(side, MOST_SIDE) for side in axes)
             networks[f"{part.name} in {[*small]}"] = partial(seed_networks, part, small)
-    host = user_parts.task_host(world.setup.task)
+    host = user_parts.task_host(world.setup.task, shape.input_shape)
     if isinstance(host, HostChain | UserHost):
         networks[world.setup.task.host] = partial(host_networks, host, shape.num_classes)
     found = list[str]()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
+from esper_soa.config.nets import TaskConfig
 from esper_soa.config.registry import RAISES, collect_faults
 from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model import user_parts
@@ -84,7 +84,8 @@ def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
         ], statistics
 
     start = partial(hosts.initial_hosts, shape, keys, torch.float32)
-    size = (TRIAL_IMAGES, IMAGE_SIZE, IMAGE_SIZE, TRIAL_NETS * IMAGE_CHANNELS)
+    channels, *axes = shape.input_shape
+    size = (TRIAL_IMAGES, *axes, TRIAL_NETS * channels)
     nets = Networks(size, start, outputs, train=train)
     return nets
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 
 from esper_soa.config.nets import SEQUENCES
 from esper_soa.config.registry import name_in
-from esper_soa.nets.data.images import CROPS
+from esper_soa.nets.data.images import CROPS, IMAGES
 from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
@@ -61,6 +61,13 @@ def _kernel_obstacle(setup: Setup, *optimizers: str) -> str:
     return "" if has else f"the kernels have sgd, not task.optimizer={optimizer}"
 
 
+def _image_obstacle(setup: Setup) -> str:
+    """Why Triton's kernels cannot take samples or optimizer; "" where they can."""
+    shape = setup.spec.shape
+    reason = f"the kernels take images {list(IMAGES.shape)}, not {list(shape)}"
+    return _kernel_obstacle(setup) or reason * (shape != IMAGES.shape)
+
+
 def _takes_sequences(setup: Setup) -> bool:
     return any(slot.topology == SEQUENCES for slot in setup.shape.slots)
 
@@ -94,7 +101,7 @@ def _native_obstacle(setup: Setup, room: int | None) -> str:
 
 def _triton_obstacle(setup: Setup, room: int | None) -> str:
     support = _part("engines.gpu.support")
-    reason: str = _kernel_obstacle(setup) or support.unavailable_reason(setup.device)
+    reason: str = _image_obstacle(setup) or support.unavailable_reason(setup.device)
     if reason:
         return reason
     shared = _part("engines.gpu.tile_sizes").shared_limit(setup.device)
@@ -164,7 +171,7 @@ def fastest_engine(setup: Setup, example: Example, room: int | None = None) -> E
     """The engine for a GPU, of those that agree with torch when they are tried there; torch
     without a trial where the samples are for no other.
     """
-    why = _kernel_obstacle(setup)
+    why = _image_obstacle(setup)
     if why:
         return EngineChoice(False, f"plain torch: {why}", name=REFERENCE)
     results = probe_engines(setup, example, room)

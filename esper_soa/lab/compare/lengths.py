@@ -33,9 +33,12 @@ def host_flop(settings: TrainConfig) -> float:
     with torch_import_guard():
         import torch
 
+        from esper_soa.nets.data.datasets import with_classes
         from esper_soa.nets.model.flops import training_flop
         from esper_soa.nets.model.user_parts import task_shape
-    costs = training_flop(task_shape(settings.task, settings.slots), torch.device("cpu"))
+    task = with_classes(settings.task, settings.data)
+    shape = task_shape(task, settings.slots, settings.data.image_shape)
+    costs = training_flop(shape, torch.device("cpu"))
     return settings.train_samples * costs.host
 
 

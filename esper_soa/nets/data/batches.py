@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
+from esper_soa.config.ranges import AUTO
 from esper_soa.system import streams
 from esper_soa.system.errors import check
 
@@ -185,13 +186,16 @@ def check_inputs(source: BatchSource, host: str, shape: tuple[int, ...]) -> None
     check(spec.shape == shape, "task.host", host, allowed=allowed, remedy=remedy)
 
 
-def check_classes(source: BatchSource, num_classes: int) -> None:
-    """Raise SettingError where hosts have too few classes, or not those that the source names."""
+def check_classes(source: BatchSource, num_classes: int, is_alone: bool = True) -> None:
+    """Raise SettingError where hosts have too few classes, or not those that the source names,
+    which may be fewer than those of other sets where it does not stand alone.
+    """
     setting = "task.num_classes"
     due = source.num_classes
     allowed = f"{due}, the classes of {source.name}"
-    fits = due in (None, num_classes)
-    check(fits, setting, num_classes, allowed=allowed, remedy=f"Give {setting}={due}.")
+    fits = due in (None, num_classes) or (not is_alone and (due or 0) < num_classes)
+    remedy = f"Give {setting}={due}, or {AUTO}."
+    check(fits, setting, num_classes, allowed=allowed, remedy=remedy)
     parts = source.train_labels, source.val_labels, source.test_labels
     num_found = 1 + max(int(labels.max()) for labels in parts)
     allowed = f"at least {num_found}, the classes of {source.name}"

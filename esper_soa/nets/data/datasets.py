@@ -8,12 +8,12 @@ from typing import cast
 import numpy as np
 import torch
 
-from esper_soa.config.nets import FOLDER, NPZ, DataConfig
-from esper_soa.config.ranges import env_words
+from esper_soa.config.nets import FOLDER, NPZ, DataConfig, TaskConfig
+from esper_soa.config.ranges import AUTO, env_words
 from esper_soa.config.registry import DATASET, find, is_reference
 from esper_soa.nets.data.batches import BatchSource, SampleCount, SampleSpec
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, join_sets, set_aside
-from esper_soa.nets.data.images import IMAGES
+from esper_soa.nets.data.images import image_spec
 from esper_soa.nets.data.text import load_text, text_spec
 from esper_soa.system.errors import SettingError
 from esper_soa.system.streams import fold, uniform
@@ -36,17 +36,6 @@ CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 FASHION32_MEAN = (0.2199,) * 3  # of its training images with their border of 2 black pixels
 FASHION32_STD = (0.3326,) * 3
 
-CLASS_NAMES = {  # of the sets that have names of their own
-    "cifar10": (
-        *("airplane", "automobile", "bird", "cat", "deer"),
-        *("dog", "frog", "horse", "ship", "truck"),
-    ),
-    "fashion32": (
-        *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
-        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
-    ),
-}
-
 SYNTHETIC_SEED = 20
 SUBSET_WORDS = "a subset"  # begins the sentence on a set that is not whole
 SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, as a share of white
@@ -58,22 +47,34 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
     if cfg.is_text:
         return text_spec(cfg.context)
     if not is_reference(cfg.name):
-        return IMAGES
+        return image_spec(cfg.size, cfg.channels)
     spec = vars(find(DATASET, cfg.name, "data.name")).get("spec")
     if not isinstance(spec, SampleSpec):
         raise SettingError("data.name", cfg.name, "a class with a SampleSpec as spec")
     return spec
 
 
+def with_classes(task: TaskConfig, data: DataConfig) -> TaskConfig:
+    """The task with the most classes of the image sets where it has `auto`."""
+    if task.num_classes != AUTO:
+        return task
+    return replace(task, num_classes=max(map(_count_classes, data.sets)))
+
+
+def _count_classes(cfg: DataConfig) -> int:
+    # those of the package, and CIFAR-10, have 10
+    asked = cfg.is_user_file and cfg.root
+    return int(import_module(_reader(cfg)).count_classes(cfg)) if asked else 10
+
+
+def _reader(cfg: DataConfig) -> str:
+    return FOLDER_READER if cfg.is_folder else NPZ_READER
+
+
 def count_samples(cfg: DataConfig) -> SampleCount:
     """Numbers of samples that files of users hold; 0 of the other sets, whose known size fits."""
     files = (data for data in cfg.sets if data.is_user_file and data.root)
-    counted = [
-        import_module(FOLDER_READER).count_folder(data)
-        if data.is_folder
-        else import_module(NPZ_READER).count_npz(data)
-        for data in files
-    ]
+    counted = [import_module(_reader(data)).count_images(data) for data in files]
     return SampleCount(*map(sum, zip((0, 0), *counted, strict=True)))
 
 
@@ -101,18 +102,15 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     if cfg.name == "auto":
         kind = "of class folders" if cfg.is_folder else f"an {NPZ}" if cfg.is_user_file else "set"
         reason = f"data.name=auto takes it as data.root is {kind if cfg.root else 'empty'}"
-    if cfg.is_folder:
-        return cast(ImageSet, import_module(FOLDER_READER).read_folder(cfg, reason)).to(device)
     if cfg.is_user_file:
-        return cast(ImageSet, import_module(NPZ_READER).read_npz(cfg, reason)).to(device)
+        return cast(ImageSet, import_module(_reader(cfg)).read_images(cfg, reason)).to(device)
     if cfg.root:
         train, test, place = import_module(CIFAR_READER).read_cifar10(cfg.root)
         size = len(train[1]) + len(test[1])
         share = f"{SUBSET_WORDS} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
         text = f"{share if size < CIFAR10_IMAGES else ''}CIFAR-10 from {place} ({reason})"
         parts = (*set_aside(train, cfg), test)
-        found = image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text=text)
-        return replace(found, class_names=CLASS_NAMES[found.name]).to(device)
+        return image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text=text).to(device)
     if cfg.name == "synthetic":
         num_val = cfg.validation_images or cfg.synthetic_test
         return synthetic(cfg.synthetic_train, num_val, device, test=cfg.synthetic_test)
@@ -128,8 +126,7 @@ def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
             parts.append((np.repeat(grey[..., None], 3, axis=3), labels))
     text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
     sets = (*set_aside(parts[0], cfg), parts[1])
-    found = image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text=text)
-    return replace(found, class_names=CLASS_NAMES[found.name])
+    return image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text=text)
 
 
 def synthetic(train: int, val: int, device: torch.device | str, test: int = 1) -> ImageSet:

@@ -22,37 +22,23 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
+from esper_soa.config.nets import DataConfig
 from esper_soa.config.paths import user_path
-from esper_soa.nets.data.image_preparation import Classes, inner_size, resize_text, user_set
+from esper_soa.nets.data import image_preparation as preparation
 from esper_soa.nets.data.image_set import MOST_ASIDE, ImageSet
 from esper_soa.nets.data.kept import keep, kept, kept_folder
 from esper_soa.nets.data.orders import random_permutations
 from esper_soa.nets.model import pictures
 from esper_soa.system.errors import DataError, check_data, one_line
-from esper_soa.system.plain_files import FILE, FOLDER, OTHER, list_folder, open_plain
+from esper_soa.system.plain_files import FOLDER, OTHER, list_folder, open_plain
 
 # Endings of files that are read; others are left out unread.
-ENDINGS = (
-    *(".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp"),
-    *(".pbm", ".pgm", ".ppm"),
-)
-# Names of folders that hold the class folders of a part, in small letters.
-PART_FOLDERS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
-}
-PARTS = ("train", "val", "test")
+ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
+PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SHARE = 5  # the test and the validation part, where there is none, are each one of so many
-SPLIT_KEYS = {"val": 6, "test": 7}  # keys of the shuffles that choose them
+SPLIT_KEYS = {"test": 7, "val": 6}  # keys of the shuffles that choose them
 MOST_BYTES = 1 << 28  # of a file
 MAX_NAMED = 3  # files that are left out for one reason, by name
-LINK = "links, pipes or devices"
 FAULTS = (  # errors of reading, and what they say of a file; its number counts from 1
     (pictures.TooManyPixelsError, f"of more than {pictures.MOST_PIXELS:,} pixels"),
     (pictures.NoLevelsError, "of numbers that are no levels of 8 or 16 bits"),
@@ -66,79 +52,49 @@ class ImageFile(NamedTuple):
 
     path: Path
     name: str  # below the folder
-    part: str  # one of PARTS; "" where the folder has none
+    part: str  # train, val, test; train too where the folder has no parts
     label: str  # name of its class
 
 
-class Listing(NamedTuple):
-    """Image files of the folder `top`, and what else is there."""
-
-    top: Path
-    files: list[ImageFile]
-    left_out: list[tuple[str, str]]  # reason and name
-
-    def name(self, path: Path) -> str:
-        """The path below the folder as text."""
-        return _text(str(path.relative_to(self.top)))
-
-
-def count_folder(cfg: DataConfig) -> tuple[int, int]:
+def count_images(cfg: DataConfig) -> tuple[int, int]:
     """Numbers of training and other images in the folder `cfg.root`, those to set aside included
     with the former.
     """
-    parts = Counter(file.part for file in list_images(user_path("data.root", cfg.root)).files)
-    others = parts["val"] + parts["test"]
-    return parts.total() - others, others
+    parts = Counter(file.part for file in list_images(user_path("data.root", cfg.root))[0])
+    return parts["train"], parts["val"] + parts["test"]
 
 
-def list_images(root: Path) -> Listing:
-    """The image files below the folder `root`, by name, and what is left out."""
+def count_classes(cfg: DataConfig) -> int:
+    """The number of classes that the folder `cfg.root` has images of."""
+    return len({file.label for file in list_images(user_path("data.root", cfg.root))[0]})
+
+
+def list_images(root: Path) -> tuple[list[ImageFile], list[tuple[str, str]]]:
+    """The image files below the folder `root`, and of what is left out reasons and names."""
     top = root.resolve()
-    listing = Listing(top, [], [])
-    kinds = list_folder(top)
-    parts = {
-        path: PART_FOLDERS.get(path.name.lower(), "")
-        for path, kind in kinds.items()
-        if kind == FOLDER
-    }
-    has_parts = "train" in parts.values()
-    for path, part in parts.items():
-        if not has_parts:
-            _list_class(path, "", listing)
-        elif part:
-            for place, kind in list_folder(path).items():
-                if kind == FOLDER:
-                    _list_class(place, part, listing)
-                else:
-                    _leave_out(place, kind, listing)
-        else:
-            listing.left_out.append(("folders beside train, val and test", listing.name(path)))
-    for path, kind in kinds.items():
-        if kind != FOLDER:
-            _leave_out(path, kind, listing)
-    return listing
-
-
-def _list_class(folder: Path, part: str, listing: Listing) -> None:
-    label = _text(folder.name)
-    waiting = [folder]
+    files = list[ImageFile]()
+    left_out = list[tuple[str, str]]()
+    folders = (path.name.lower() for path, kind in list_folder(top).items() if kind == FOLDER)
+    has_parts = "train" in {name for name in folders if name[0] != "."} <= PARTS.keys()
+    # folders, and the names of those above them that say something
+    waiting: list[tuple[Path, tuple[str, ...]]] = [(top, ())]
     while waiting:
-        for path, kind in list_folder(waiting.pop()).items():
-            if kind == FOLDER:
-                waiting.append(path)
-            elif kind == FILE and _is_image(path):
-                listing.files.append(ImageFile(path, listing.name(path), part, label=label))
+        folder, words = waiting.pop()
+        for path, kind in list_folder(folder).items():
+            name = _text(str(path.relative_to(top)))
+            is_image = path.suffix.lower() in ENDINGS
+            if path.name.startswith("."):
+                left_out.append(("hidden", name))
+            elif kind == FOLDER:
+                waiting.append((path, (*words, path.name)[: 1 + has_parts]))
+            elif kind == OTHER:
+                left_out.append(("links, pipes or devices", name))
+            elif is_image and len(words) == 1 + has_parts:
+                part = PARTS[words[0].lower()] if has_parts else "train"
+                files.append(ImageFile(path, name, part, label=_text(words[-1])))
             else:
-                _leave_out(path, kind, listing)
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS and not path.name.startswith(".")
-
-
-def _leave_out(path: Path, kind: str, listing: Listing) -> None:
-    reason = "in no class folder" if _is_image(path) else "of other endings"
-    listing.left_out.append((LINK if kind == OTHER else reason, listing.name(path)))
+                left_out.append(("in no class folder" if is_image else "of other endings", name))
+    return sorted(files), sorted(left_out)
 
 
 def _text(name: str) -> str:
@@ -146,7 +102,7 @@ def _text(name: str) -> str:
     return unicodedata.normalize("NFC", os.fsencode(name).decode(errors="replace"))
 
 
-def read_folder(cfg: DataConfig, reason: str, setting: str = "data.root") -> ImageSet:
+def read_images(cfg: DataConfig, reason: str, setting: str = "data.root") -> ImageSet:
     """The images below the folder `cfg.root`, which `setting` names, taken for the `reason`.
 
     DataError for a folder without images of two classes; what cannot be read is told in the notes.
@@ -156,65 +112,54 @@ def read_folder(cfg: DataConfig, reason: str, setting: str = "data.root") -> Ima
     if find_spec("PIL") is None:
         raise DataError(f"{where}: needs Pillow: pip install 'esper-soa[images]'")
     check_data(path.is_dir(), where, "be a folder that holds a folder for each class")
-    listing = list_images(path)
-    names = sorted({file.label for file in listing.files})
-    remedy = f"Files end in {', '.join(ENDINGS)}. {left_out_text(listing.left_out)}".strip()
+    files, left_out = list_images(path)
+    names = sorted({file.label for file in files})
+    remedy = f"Files end in {', '.join(ENDINGS)}. {left_out_text(left_out)}".strip()
     found = f"{where}: holds images of {len(names)} classes"
     allowed = "hold a folder of images for each of 2 or more"
     check_data(len(names) > 1, found, allowed, remedy=remedy)
     digest = hashlib.sha256()
-    for file in listing.files:
+    for file in files:
         digest.update(f"{file.name}\n".encode())
         digest.update(hashlib.sha256(_content(file)).digest())
     sha256 = digest.hexdigest()
-    images = _read_or_kept(listing.files, cfg, sha256)
-    faults = images.facts[:, 0].tolist()
-    left_out = listing.left_out + [
-        (FAULTS[fault - 1][1], file.name)
-        for file, fault in zip(listing.files, faults, strict=True)
-        if fault
-    ]
-    codes = {name: code for code, name in enumerate(names)}
-    labels = np.array([codes[file.label] for file in listing.files], np.int64)
-    whole = np.flatnonzero(images.facts[:, 0] == 0)
+    facts, pixels = _read_or_kept(files, cfg, sha256)
+    faults = zip(files, facts[:, 0].tolist(), strict=True)
+    left_out += [(FAULTS[fault - 1][1], file.name) for file, fault in faults if fault]
     remedy = left_out_text(left_out)
-    places = {part: np.empty(0, np.int64) for part in PARTS}
-    for part in {file.part for file in listing.files}:
-        has_part = np.array([file.part == part for file in listing.files])
-        places[part or "train"] = whole[has_part[whole]]
+    codes = {name: code for code, name in enumerate(names)}
+    labels = np.array([codes[file.label] for file in files], np.int64)
+    parts = np.array([file.part for file in files])
+    places = {name: np.flatnonzero((parts == name) & (facts[:, 0] == 0)) for name in PARTS}
     problem = f"{where}: holds no training image that can be read"
     check_data(bool(len(places["train"])), problem, "hold some", remedy=remedy)
-    notes = [*_notes(images.facts, f"{cfg.path}resize={cfg.resize}")]
-    notes += _fill_parts(places, labels, cfg)
-    result = user_set(
-        [(images.pixels[places[part]], labels[places[part]]) for part in PARTS],
+    notes = [*_notes(facts, cfg), *_fill_parts(places, labels, cfg), *[remedy] * bool(remedy)]
+    result = preparation.user_set(
+        [(pixels[places[part]], labels[places[part]]) for part in ("train", "val", "test")],
         cfg,
-        Classes(len(names), tuple(names)),
-        notes=notes + [remedy] * bool(remedy),
+        names,
+        notes=notes,
         origin=f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason})",
         where=f"{where}: train",
-        rule=cfg.resize,
     )
     return replace(result, name=one_line(path.resolve().name), file_sha256=sha256)
 
 
-def _fill_parts(places: dict[str, np.ndarray], labels: np.ndarray, cfg: DataConfig) -> list[str]:
-    """Set training images aside in `places` for the parts that have none; returns notes on them."""
-    asked = {"test": 0, "val": cfg.validation_images}
+def _fill_parts(
+    places: dict[str, np.ndarray], labels: np.ndarray, cfg: DataConfig
+) -> Iterator[str]:
+    """Set training images aside in `places` for the parts that have none; gives notes on them."""
     allowed = "0 where there is a folder val, which is the validation part"
-    cfg.require(not (len(places["val"]) and asked["val"]), "validation_images", allowed)
-    empty = [part for part in asked if not len(places[part])]
-    for part in empty:
-        train, aside = set_aside_by_class(
-            places["train"], labels, asked[part], key=SPLIT_KEYS[part]
-        )
-        allowed = f"so few that something of {len(places['train'])} images is left for each part"
-        remedy = "Or give more images."
-        fits = len(train) > 0 < len(aside)
-        cfg.require(fits, "validation_images", allowed, remedy=remedy)
-        places |= {"train": train, part: aside}
-    named = " and ".join(empty)
-    return [f"{named}: set aside from training, of each class the same share"] * bool(empty)
+    cfg.require(not (len(places["val"]) and cfg.validation_images), "validation_images", allowed)
+    for part, key in SPLIT_KEYS.items():
+        if not len(places[part]):
+            total = len(places["train"])
+            asked = cfg.validation_images if part == "val" else 0
+            split = set_aside_by_class(places["train"], labels, asked, key=key)
+            allowed = f"so few that something of {total} images is left for each part"
+            cfg.require(min(map(len, split)) > 0, "validation_images", allowed)
+            places["train"], places[part] = split
+            yield f"{part}: set aside from training, of each class the same share"
 
 
 def set_aside_by_class(
@@ -244,45 +189,45 @@ def left_out_text(left_out: Sequence[tuple[str, str]]) -> str:
     return f"left out: {'; '.join(texts)}" if texts else ""
 
 
-class Prepared(NamedTuple):
-    """Images as hosts see them."""
-
-    facts: np.ndarray  # int32 [F, 4]: number of the fault or 0, height, width, channels of the file
-    pixels: np.ndarray  # uint8 [F, S, S, C]
-
-
-def _read_or_kept(files: Sequence[ImageFile], cfg: DataConfig, sha256: str) -> Prepared:
-    """The images of the files, from the cache folder where they were read before."""
+def _read_or_kept(
+    files: Sequence[ImageFile], cfg: DataConfig, sha256: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Facts int32 [F, 4] of the files (number of the fault or 0, height, width, channels), and
+    their images as hosts see them, uint8 [F, S, S, C]; from the cache folder where they are there.
+    """
     pillow = import_module("PIL").__version__
-    key = repr((VERSION, sha256, cfg.resize, IMAGE_SIZE, IMAGE_CHANNELS, pillow))
+    key = repr((VERSION, sha256, cfg.resize, cfg.image_shape, pillow))
     path = None
     with suppress(DataError):  # they are read anew then
         path = kept_folder("images") / f"{hashlib.sha256(key.encode()).hexdigest()}.images"
-    head = 4 * 4 * len(files)
-    shape = len(files), IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS
+    shape = len(files), cfg.size, cfg.size, cfg.channels
+    head = 16 * len(files)
     stored = kept(path, np.dtype(np.uint8)) if path else None
-    if stored is not None and len(stored) == head + math.prod(shape):
-        facts = stored[:head].view(np.int32).reshape(-1, 4)
-        return Prepared(facts, stored[head:].reshape(shape))
-    result = Prepared(np.zeros((len(files), 4), np.int32), np.zeros(shape, np.uint8))
+    if stored is None or len(stored) != head + math.prod(shape):
+        stored = np.zeros(head + math.prod(shape), np.uint8)
+        images = stored[head:].reshape(shape)
+        _read(files, cfg, stored[:head].view(np.int32).reshape(-1, 4), pixels=images)
+        if path:
+            with suppress(DataError):
+                keep(path, stored)
+    return stored[:head].view(np.int32).reshape(-1, 4), stored[head:].reshape(shape)
+
+
+def _read(
+    files: Sequence[ImageFile], cfg: DataConfig, facts: np.ndarray, pixels: np.ndarray
+) -> None:
+    """Write facts and images of the files."""
     for number, file in enumerate(files):
         try:
             levels = pictures.levels_of_file(io.BytesIO(_content(file)))
         except Exception as error:  # noqa: BLE001 (what Pillow raises for what is broken)
-            kinds = [kind for kind, _ in FAULTS]
-            fault = next(at for at, kind in enumerate(kinds, 1) if isinstance(error, kind))
-            result.facts[number] = fault, 0, 0, 0
+            kinds = enumerate(FAULTS, 1)
+            facts[number, 0] = next(at for at, (kind, _) in kinds if isinstance(error, kind))
             continue
-        height, width, channels = levels.shape
-        result.facts[number] = 0, height, width, channels
-        inner = inner_size(height, width, cfg.resize, setting=f"{cfg.path}resize")
-        levels = pictures.as_channels(levels, IMAGE_CHANNELS)
-        result.pixels[number] = pictures.fit(levels[None], inner, IMAGE_SIZE)[0].numpy()
-    if path:
-        with suppress(DataError):
-            whole = result.facts.reshape(-1).view(np.uint8), result.pixels.reshape(-1)
-            keep(path, np.concatenate(whole))
-    return result
+        facts[number, 1:] = levels.shape
+        inner = preparation.inner_size(levels.shape[0], levels.shape[1], cfg)
+        levels = pictures.as_channels(levels, cfg.channels)
+        pixels[number] = pictures.fit(levels[None], inner, cfg.size)[0].numpy()
 
 
 def _content(file: ImageFile) -> bytes:
@@ -295,17 +240,14 @@ def _content(file: ImageFile) -> bytes:
     return content if len(content) <= MOST_BYTES else b""
 
 
-def _notes(facts: np.ndarray, reason: str) -> Iterator[str]:
+def _notes(facts: np.ndarray, cfg: DataConfig) -> Iterator[str]:
     """Words for what was done to the images of these `facts`."""
     read = facts[facts[:, 0] == 0]
     sizes = np.unique(read[:, 1:3], axis=0)
-    if len(sizes) == 1:
-        height, width = map(int, sizes[0])
-        rule = reason.partition("=")[2]
-        yield resize_text((height, width), inner_size(height, width, rule, setting=reason), reason)
-    else:
-        text = f"{len(sizes)} sizes of {sizes.min()} to {sizes.max()} pixels a side"
-        yield f"{text}, each brought to {IMAGE_SIZE}x{IMAGE_SIZE} ({reason})"
-    num_grey = int((read[:, 3] == 1).sum())
-    if num_grey:
-        yield f"{num_grey:,} grey: the one channel is repeated, as hosts have three"
+    text = (
+        f"{len(sizes)} size{'s' * (len(sizes) > 1)} of {sizes.min()} to {sizes.max()} pixels a side"
+    )
+    yield f"{text}, each brought to {cfg.size}x{cfg.size} ({cfg.path}resize={cfg.resize})"
+    for channels, count in zip(*np.unique(read[:, 3], return_counts=True), strict=True):
+        if text := preparation.channel_text(channels, cfg.channels):
+            yield f"{count:,} {text}"

@@ -5,12 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
+from esper_soa.config.nets import IMAGE_CHANNELS, DataConfig
 from esper_soa.config.paths import user_path
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
@@ -24,7 +23,6 @@ CLASS_NAMES = "class_names"  # key of an .npz
 MAX_CLASSES = 100_000  # as task.num_classes
 MAX_IMAGES = 1 << 24  # of a part
 SCALED_AT_ONCE = 1024  # images, which take 100 kB each while they are scaled
-IMAGE_BYTES = IMAGE_SIZE * IMAGE_SIZE * IMAGE_CHANNELS  # as hosts see it
 COLOUR_NAMES = ("red", "green", "blue")
 MAX_LISTED = 20  # classes by name
 ROUNDING_ERROR = 0.01  # by which numbers from 0 to 1 are passed where rounding or scaling did it
@@ -39,7 +37,7 @@ TYPE_REMEDIES = {
 }
 
 
-def read_npz(
+def read_images(
     cfg: DataConfig, reason: str, names: Sequence[str] = (), setting: str = "data.root"
 ) -> ImageSet:
     """The images of the .npz file `cfg.root`, which `setting` names, taken for the `reason`.
@@ -60,8 +58,9 @@ def read_npz(
         names = stored.whole().tolist()
     count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in NPZ_KEYS[::2])
     packed = path.stat().st_size
-    problem = f"{where}: {packed} bytes hold {count} images of {IMAGE_BYTES} bytes"
-    check_ratio(problem, packed, count * IMAGE_BYTES)
+    image_bytes = math.prod(cfg.image_shape)
+    problem = f"{where}: {packed} bytes hold {count} images of {image_bytes} bytes"
+    check_ratio(problem, packed, count * image_bytes)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     origin = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason})"
@@ -72,11 +71,21 @@ def read_npz(
     return replace(images, name=name, notes=notes, file_sha256=sha256)
 
 
-def count_npz(cfg: DataConfig) -> tuple[int, int]:
+def count_images(cfg: DataConfig) -> tuple[int, int]:
     """Numbers of training and other images in the .npz file `cfg.root`, read from its headers."""
     parts, _ = _parts(user_path("data.root", cfg.root), f"data.root={one_line(cfg.root)}")
     train, *others = (sum(parts[key].shape[:1]) for key in NPZ_KEYS[::2] if key in parts)
     return train, sum(others)
+
+
+def count_classes(cfg: DataConfig) -> int:
+    """The number of classes of the .npz file `cfg.root`: of its class_names, or by its labels."""
+    parts, _ = _parts(user_path("data.root", cfg.root), f"data.root={one_line(cfg.root)}")
+    if CLASS_NAMES in parts:
+        return math.prod(parts[CLASS_NAMES].shape)
+    pairs = zip(NPZ_KEYS[::2], NPZ_KEYS[1::2], strict=True)
+    there = [_labels(parts[key], parts[of]) for of, key in pairs if {of, key} <= parts.keys()]
+    return 1 + max(int(labels.max()) for labels in there)
 
 
 def _parts(path: Path, where: str) -> tuple[dict[str, LazyArray], list[str]]:
@@ -114,59 +123,48 @@ def prepare(
         problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
         remedy = "Prepare all parts in one way."
         check_data(sizes[name] == first, f"{part.name}: {problem}", "be the same", remedy=remedy)
-    setting = f"{cfg.path}resize"
-    inner = inner_size(*first[:2], cfg.resize, setting)
+    inner = inner_size(*first[:2], cfg)
     colors = {
-        name: (_as_color(part, cfg.layout, first, inner=inner), labels[name])
+        name: (_as_color(part, cfg, first, inner=inner), labels[name])
         for name, part in images.items()
     }
     train = colors.pop("train")  # so that none is kept twice
     train, val = (train, colors.pop("val")) if "val" in colors else set_aside(train, cfg)
     notes = (
-        resize_text(first[:2], inner, f"{setting}={cfg.resize}"),
-        *_notes(list(images.values()), first[2]),
+        resize_text(*first[:2], cfg),
+        *_notes(list(images.values()), channel_text(first[2], cfg.channels)),
     )
-    classes = Classes(num_classes, tuple(names))
     return user_set(
         (train, val, colors["test"]),
         cfg,
-        classes,
+        names or num_classes,
         notes=notes,
         origin=origin,
         where=images["train"].name,
-        rule=cfg.resize,
     )
-
-
-class Classes(NamedTuple):
-    """Classes of a user's images."""
-
-    total: int
-    names: tuple[str, ...]  # of each, or none
 
 
 def user_set(
     parts: Sequence[Part],
     cfg: DataConfig,
-    classes: Classes,
+    classes: Sequence[str] | int,
     notes: Sequence[str],
     origin: str,
     where: str,
-    rule: str,
 ) -> ImageSet:
     """The set of a training, a validation and a test part, normalised as `cfg` says.
 
-    notes: what was done to the images; where: what messages call those of training; rule: by which
-    further ones come to their size.
+    classes: their names, or how many there are; notes: what was done to the images; where: what
+    messages call those of training.
     """
+    names, count = ((), classes) if isinstance(classes, int) else (tuple(classes), len(classes))
     mean, std, normalised = _normalisation(parts[0][0], cfg, where)
-    listed = [f"{code} {one_line(name)}" for code, name in enumerate(classes.names[:MAX_LISTED])]
-    listed += ["..."] if len(classes.names) > MAX_LISTED else []
-    names = f": {', '.join(listed)}" if listed else ""
-    extra = repr(((mean, std), classes.total)).encode()
+    listed = [f"{code} {one_line(name)}" for code, name in enumerate(names[:MAX_LISTED])]
+    listed += ["..."] if len(names) > MAX_LISTED else []
+    extra = repr(((mean, std), count)).encode()
     result = image_set("images", parts, (mean, std), text=origin, extra=extra)
-    notes = (*notes, normalised, f"{classes.total} classes{names}")
-    known = {"num_classes": classes.total, "class_names": classes.names, "resize": rule}
+    notes = (*notes, normalised, f"{count} classes" + (f": {', '.join(listed)}" if names else ""))
+    known = {"num_classes": count, "class_names": names, "resize": cfg.resize}
     return replace(result, notes=notes, **known)  # type: ignore[arg-type]
 
 
@@ -190,7 +188,7 @@ def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
     problem = f"{part.name} has {shape[0]} images"
     check_data(1 <= shape[0] <= MAX_IMAGES, problem, f"have 1 to {MAX_IMAGES}")
     problem = f"{part.name} has images of {height}x{width} pixels"
-    remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
+    remedy = f"Hosts see {cfg.size}x{cfg.size}: give smaller ones."
     fits = min(height, width) >= 1 and max(height, width) <= pictures.MOST_SIDE
     check_data(fits, problem, f"have 1 to {pictures.MOST_SIDE} a side", remedy=remedy)
     return height, width, channels
@@ -249,32 +247,28 @@ def _num_classes(
     return len(names)
 
 
-def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, int]:
-    """Pixels of the 32x32 that images of this size take by `rule`; SettingError names `setting`."""
-    size = IMAGE_SIZE
+def inner_size(height: int, width: int, cfg: DataConfig) -> tuple[int, int]:
+    """Pixels of what hosts see that such images take by cfg.resize; raises SettingError."""
+    size = cfg.size
     allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
-    fits = rule != "pad" or max(height, width) <= size
-    check(fits, setting, rule, allowed=allowed, remedy=f"Hosts see {size}x{size}.")
-    return pictures.inner_size(height, width, rule, size=size)
+    fits = cfg.resize != "pad" or max(height, width) <= size
+    cfg.require(fits, "resize", allowed, remedy=f"Hosts see {size}x{size}.")
+    return pictures.inner_size(height, width, cfg.resize, size=size)
 
 
-def resize_text(original: tuple[int, int], inner: tuple[int, int], reason: str) -> str:
-    """Words for what `resize_images` does to images of the size `original`."""
-    size = IMAGE_SIZE
-    if original == (size, size):
+def resize_text(height: int, width: int, cfg: DataConfig) -> str:
+    """Words for what becomes of such images."""
+    size = cfg.size
+    inner = inner_size(height, width, cfg)
+    if (height, width) == (size, size):
         return f"{size}x{size} pixels, taken as they are"
-    text = f"{original[0]}x{original[1]} pixels"
-    if inner != original:
-        smaller = " and antialiased" if original[0] > inner[0] or original[1] > inner[1] else ""
+    text = f"{height}x{width} pixels"
+    if inner != (height, width):
+        smaller = " and antialiased" if height > inner[0] or width > inner[1] else ""
         text += f", scaled to {inner[0]}x{inner[1]} (bilinear{smaller})"
     if inner != (size, size):
         text += f", put in the middle of {size}x{size} black pixels"
-    return f"{text} ({reason})"
-
-
-def resize_images(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
-    """uint8 [M, 32, 32, C] from uint8 [M, H, W, C], scaled to `inner` and put in the middle."""
-    return pictures.fit(torch.tensor(images), inner, IMAGE_SIZE).numpy()
+    return f"{text} ({cfg.path}resize={cfg.resize})"
 
 
 def _range_remedy(part: LazyArray) -> str:
@@ -291,9 +285,9 @@ def _range_remedy(part: LazyArray) -> str:
 
 
 def _as_color(
-    part: LazyArray, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
+    part: LazyArray, cfg: DataConfig, size: tuple[int, int, int], inner: tuple[int, int]
 ) -> np.ndarray:
-    result = np.empty((part.shape[0], IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), np.uint8)
+    result = np.empty((part.shape[0], cfg.size, cfg.size, cfg.channels), np.uint8)
     first = 0
     for rows in part.rows(CHUNK_BYTES):
         if rows.dtype != np.uint8:
@@ -303,11 +297,14 @@ def _as_color(
                 problem = f"{part.name} holds {rows[tuple(at)]} in image {first + int(at[0])}"
                 check_data(False, problem, "be from 0 to 1", remedy=_range_remedy(part))
             rows = np.rint(rows.astype(np.float64) * 255).astype(np.uint8)
-        if rows.ndim == 4 and layout == "nchw":
+        if rows.ndim == 4 and cfg.layout == "nchw":
             rows = np.moveaxis(rows, 1, 3)
         few = lazy_array(part.name, rows.reshape(-1, *size))
         for images in few.rows(SCALED_AT_ONCE * math.prod(size)):
-            result[first : first + len(images)] = resize_images(images, inner)  # grey: to all
+            levels = torch.tensor(images)
+            levels = pictures.as_channels(levels, 1) if cfg.channels == 1 else levels
+            # grey: to all channels
+            result[first : first + len(images)] = pictures.fit(levels, inner, cfg.size).numpy()
             first += len(images)
     return result
 
@@ -325,20 +322,20 @@ def _normalisation(
             spread = total * second - first**2  # whole numbers: the same on every machine
             mean.append(first / total / 255)
             std.append(math.sqrt(spread) / total / 255 if spread else 0.0)
-        constant = [name for name, value in zip(COLOUR_NAMES, std, strict=True) if not value]
-        if len(constant) == IMAGE_CHANNELS:
+        constant = [name for name, value in zip(COLOUR_NAMES, std, strict=False) if not value]
+        if not any(std):
             raise DataError(f"{name}: every pixel of the training images is the same.")
         end = " of the training images"
         end += f"; {' and '.join(constant)} never varies" if constant else ""
         std = [value or 1.0 for value in std]
-    means = tuple(map(float, mean)) * (IMAGE_CHANNELS // len(mean))
-    stds = tuple(map(float, std)) * (IMAGE_CHANNELS // len(std))
+    means = tuple(map(float, mean)) * (cfg.channels // len(mean))
+    stds = tuple(map(float, std)) * (cfg.channels // len(std))
     texts = (", ".join(f"{value:.4f}" for value in values) for values in (means, stds))
     return means, stds, f"normalised by mean {' and deviation '.join(texts)}{end}"
 
 
 def level_counts(images: np.ndarray) -> np.ndarray:
-    """How often every byte occurs in each channel: int64 [3, 256] of uint8 [M, 32, 32, 3]."""
+    """How often every byte occurs in each channel: int64 [C, 256] of uint8 [M, S, S, C]."""
     channels = torch.from_numpy(images).unbind(3)
     return np.stack([channel.flatten().bincount(minlength=256).numpy() for channel in channels])
 
@@ -347,8 +344,16 @@ def _size(height: int, width: int, channels: int) -> str:
     return f"{height}x{width} pixels with {channels} channel{'s' if channels > 1 else ''}"
 
 
-def _notes(parts: Sequence[LazyArray], channels: int) -> list[str]:
-    notes = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []
+def channel_text(given: int, due: int) -> str:
+    """Words for what becomes of the channels of images; "" for nothing."""
+    if given == due:
+        return ""
+    repeated = "grey: the one channel is repeated, as hosts have three"
+    return repeated if given == 1 else "colours become grey, as hosts have one channel"
+
+
+def _notes(parts: Sequence[LazyArray], channels: str) -> list[str]:
+    notes = [channels] * bool(channels)
     floats = dict.fromkeys(part.dtype.name for part in parts if part.dtype.kind == "f")
     if floats:
         notes.append(f"{' and '.join(floats)} from 0 to 1, rounded to 256 levels")

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig
-from esper_soa.nets.data.batches import BatchSource, Draw, origin
+from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec, origin
 from esper_soa.nets.data.images import (
-    IMAGES,
     ImageBank,
     Means,
     Statistics,
     TrainingImages,
     ValidationImages,
+    image_spec,
     normalisation,
     padded_lines,
 )
@@ -33,20 +33,19 @@ ASIDE_KEY = 5  # key of the shuffle that chooses them
 LABEL_FIELDS = ("train_labels", "val_labels", "test_labels")
 TENSOR_FIELDS = ("train_images", "val_images", "test_images", *LABEL_FIELDS)  # of an ImageSet
 
-Part = tuple[np.ndarray, np.ndarray]  # images uint8 [M, 32, 32, 3], labels int64 [M]
+Part = tuple[np.ndarray, np.ndarray]  # images uint8 [M, S, S, C], labels int64 [M]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
     """Training, validation and test images of C classes on one device: a batches.BatchSource."""
 
-    spec = IMAGES
     name: str
-    train_images: Tensor  # uint8 [D, 32, 32, 3]
+    train_images: Tensor  # uint8 [D, S, S, channels]
     train_labels: Tensor  # int64 [D], 0 to C - 1
-    val_images: Tensor  # uint8 [V, 32, 32, 3]
+    val_images: Tensor  # uint8 [V, S, S, channels]
     val_labels: Tensor  # int64 [V]
-    test_images: Tensor  # uint8 [E, 32, 32, 3]
+    test_images: Tensor  # uint8 [E, S, S, channels]
     test_labels: Tensor  # int64 [E]
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
@@ -61,6 +60,10 @@ class ImageSet:
     # Where envs take several sets in turn, see `join_sets`: these, and the number of the first env.
     sets: tuple["DatasetEntry", ...] = ()
     first_env: int = 0
+
+    @property
+    def spec(self) -> SampleSpec:
+        return image_spec(self.train_images.shape[1], self.train_images.shape[-1])
 
     def to(self, device: torch.device | str) -> Self:
         return replace(self, **{name: vars(self)[name].to(device) for name in TENSOR_FIELDS})
@@ -79,7 +82,8 @@ class ImageSet:
             stds = [spec["std"] for spec in specs]
         scaling = normalisation(means, stds, self.train_images.device)
         lines = padded_lines(self.train_images)
-        bank = ImageBank(lines, self.train_labels, *scaling, first_env=self.first_env)
+        size = self.train_images.shape[1]
+        bank = ImageBank(lines, self.train_labels, *scaling, first_env=self.first_env, size=size)
         images = torch.cat((self.val_images, self.test_images)).permute(0, 1, 3, 2).contiguous()
         labels = torch.cat((self.val_labels, self.test_labels))
         return bank, bank._replace(lines=images, labels=labels)
@@ -100,11 +104,12 @@ class ImageSet:
         which rule those of users came to their size.
         """
         spec = {"shape": list(self.spec.shape), "range": [0.0, 1.0], "channels": "RGB"}
+        spec["channels"] = "RGB" if self.spec.shape[0] > 1 else "grey"
         spec |= {"mean": list(self.mean), "std": list(self.std)}
         return spec if self.num_classes is None else spec | {"resize": self.resize}
 
     def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B]."""
+        """Images float32 [B, C, S, S] in [0, 1], RGB or grey, and labels int64 [B]."""
         images, labels = {
             "train": (self.train_images, self.train_labels),
             "validation": (self.val_images, self.val_labels),

@@ -17,19 +17,25 @@ from esper_soa.system.transfers import move
 CROP_PADDING = 4  # black pixels around a training image, before normalisation
 NUM_SHIFTS = 2 * CROP_PADDING + 1  # places of a crop along one side
 NUM_CROPS = 2 * NUM_SHIFTS**2  # crops of an image, mirrored or not
-PADDED_SIZE = IMAGE_SIZE + 2 * CROP_PADDING
-LINE_BYTES = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
-PADDED_BYTES = PADDED_SIZE * LINE_BYTES  # bytes of a padded image
-IMAGE_BYTES = IMAGE_CHANNELS * IMAGE_SIZE**2
 CROPS = "crops"  # engines cut batches from an ImageBank; see `crops_of`
-# Images are stored as they are and as they are cut from: in training padded, and all mirrored too.
-IMAGES = SampleSpec(
-    "images",
-    (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE),
-    train_bytes=IMAGE_BYTES + 2 * PADDED_BYTES,
-    test_bytes=2 * IMAGE_BYTES,
-    cuts=frozenset({CROPS}),
-)
+
+
+def image_spec(size: int, channels: int) -> SampleSpec:
+    """The kind of samples that images of size x size pixels are, which are stored as they are and
+    as they are cut from: in training padded, and all mirrored too.
+    """
+    image_bytes = channels * size**2
+    padded_bytes = channels * (size + 2 * CROP_PADDING) ** 2
+    return SampleSpec(
+        "images",
+        (channels, size, size),
+        train_bytes=image_bytes + 2 * padded_bytes,
+        test_bytes=2 * image_bytes,
+        cuts=frozenset({CROPS}),
+    )
+
+
+IMAGES = image_spec(IMAGE_SIZE, IMAGE_CHANNELS)
 
 
 class ImageCrops(NamedTuple):
@@ -46,15 +52,18 @@ def crops_of(feed: TrainingFeed | ValidationFeed) -> Callable[..., ImageCrops]:
 
 
 class ImageBank(NamedTuple):
-    """Images as batches are cut from them: each line has its red, then green, then blue values."""
+    """Images as batches are cut from them: each line has its red, then green, then blue values, or
+    its grey ones.
+    """
 
-    lines: Tensor  # uint8 [M, H, 3, W]
+    lines: Tensor  # uint8 [M, H, C, W]
     labels: Tensor  # int64 [D]
     # Numbers of a data set; of several that envs take in turn those of each, [sets, ...].
-    scale: Tensor  # float32 [3], normalised = byte * scale + offset
-    offset: Tensor  # float32 [3]
-    values: Tensor  # float32 [3, 256], every byte normalised
+    scale: Tensor  # float32 [C], normalised = byte * scale + offset
+    offset: Tensor  # float32 [C]
+    values: Tensor  # float32 [C, 256], every byte normalised
     first_env: int = 0  # number of the first of the envs that batches are for
+    size: int = IMAGE_SIZE  # S, pixels a side of an image that is cut
 
     def of(self, envs: Tensor) -> "ImageBank":
         """The same with the numbers that normalise images of each of `envs` [n], if they differ."""
@@ -65,12 +74,12 @@ class ImageBank(NamedTuple):
         return self._replace(**scaling, first_env=0)
 
 
-Statistics = tuple[float, ...]  # red, green, blue
+Statistics = tuple[float, ...]  # red, green, blue, or grey
 Means = Statistics | Sequence[Statistics]  # of one data set, or of each
 
 
 def padded_lines(images: Tensor) -> Tensor:
-    """Lines [2 D, 40, 3, 40] of images uint8 [D, 32, 32, 3]: all padded, then all mirrored."""
+    """Lines [2 D, S + 8, C, S + 8] of images uint8 [D, S, S, C]: all padded, then all mirrored."""
     padded = F.pad(
         images.permute(0, 1, 3, 2), (CROP_PADDING, CROP_PADDING, 0, 0, CROP_PADDING, CROP_PADDING)
     )
@@ -87,25 +96,26 @@ def normalisation(mean: Means, std: Means, device: torch.device) -> tuple[Tensor
 
 
 def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Normalised images [B, n*3, 32, 32] (channels_last; env, then colour), labels int64 [B, n]."""
+    """Normalised images [B, n*C, S, S] (channels_last; env, then colour), labels int64 [B, n]."""
     bank = crops.bank
     first = crops.first.T
     batch_size, num_envs = first.shape
     _, line, colour, _ = bank.lines.stride()
-    lines = torch.arange(0, IMAGE_SIZE * line, line, device=first.device)[:, None, None]
-    colours = torch.arange(0, IMAGE_CHANNELS * colour, colour, device=first.device)
+    size = bank.size
+    lines = torch.arange(0, size * line, line, device=first.device)[:, None, None]
+    colours = torch.arange(0, bank.lines.shape[2] * colour, colour, device=first.device)
     starts = first[:, None, :, None] + lines + colours
-    every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
+    every_start = bank.lines.as_strided((bank.lines.numel() - size + 1, size), (1, 1))
     cut = every_start.index_select(0, starts.flatten())
-    channels = num_envs * IMAGE_CHANNELS
-    by_pixel = cut.view(batch_size, IMAGE_SIZE, channels, IMAGE_SIZE).transpose(2, 3).contiguous()
+    channels = num_envs * bank.lines.shape[2]
+    by_pixel = cut.view(batch_size, size, channels, size).transpose(2, 3).contiguous()
     exact = torch.promote_types(dtype, torch.float32)
     scale, offset = (
-        numbers.to(exact).expand(num_envs, -1).flatten().repeat(IMAGE_SIZE)
+        numbers.to(exact).expand(num_envs, -1).flatten().repeat(size)
         for numbers in (bank.scale, bank.offset)
     )
     normalised = by_pixel.to(exact).flatten(2).mul_(scale).add_(offset).to(dtype)
-    images = normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
+    images = normalised.view(batch_size, size, size, channels).permute(0, 3, 1, 2)
     return images, crops.labels.T
 
 
@@ -127,7 +137,8 @@ def training_crops(
     left = crop % NUM_SHIFTS
     top = crop // NUM_SHIFTS % NUM_SHIFTS
     image = indices + crop // NUM_SHIFTS**2 * len(bank.labels)  # the mirrored stand behind all
-    return ImageCrops(bank, image * PADDED_BYTES + top * LINE_BYTES + left, bank.labels[indices])
+    whole, line, *_ = bank.lines.stride()
+    return ImageCrops(bank, image * whole + top * line + left, bank.labels[indices])
 
 
 def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
@@ -147,7 +158,7 @@ class TrainingImages(NamedTuple):
     dtype: torch.dtype
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Images [B, n*3, 32, 32] (channels_last), labels [B, n] of batch `index` for envs [n]."""
+        """Images [B, n*C, S, S] (channels_last), labels [B, n] of batch `index` for envs [n]."""
         return cut_batch(self.crops(envs, index), self.dtype)
 
     def crops(self, envs: Tensor, index: int, count: int = 1) -> ImageCrops:
@@ -168,7 +179,7 @@ class ValidationImages(NamedTuple):
     dtype: torch.dtype
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """Images [b, 3 or n*3, 32, 32] (channels_last), labels [b, 1 or n], at most `size` each."""
+        """Images [b, C or n*C, S, S] (channels_last), labels [b, 1 or n], at most `size` each."""
         crops = self.crops(envs)
         parts = zip(crops.first.split(size, dim=1), crops.labels.split(size, dim=1), strict=True)
         return [cut_batch(ImageCrops(crops.bank, *part), self.dtype) for part in parts]

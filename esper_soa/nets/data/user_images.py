@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import PREPARATION, DataConfig
-from esper_soa.nets.data.folder import read_folder
-from esper_soa.nets.data.image_preparation import NPZ_KEYS, level_counts, prepare, read_npz
+from esper_soa.nets.data import folder
+from esper_soa.nets.data.image_preparation import NPZ_KEYS, level_counts, prepare, read_images
 from esper_soa.nets.data.image_set import MAX_COMMON, ImageSet, hashes
 from esper_soa.nets.data.npz import lazy_array
 from esper_soa.system.errors import SettingError, check, one_line
@@ -31,7 +31,9 @@ class Choices(TypedDict, total=False):
     """Choices for a user's images; all but the two names are those of DataConfig."""
 
     layout: str  # nhwc (the default): channels last; nchw: channels before height and width
-    resize: str  # auto (the default), pad, scale, stretch: how images come to have 32x32 pixels
+    resize: str  # auto (the default), pad, scale, stretch: how images come to their size
+    size: int  # pixels a side, as hosts see them; 32 where left out
+    channels: int  # 3 (the default), or 1 for grey
     validation_images: int  # set aside where there is no such part; 0 (the default) = a fifth
     # Mean of values in [0, 1], one for all channels or for each; left out: of training images.
     mean: list[float]
@@ -88,9 +90,9 @@ def images(
         cfg.root = fspath(train)
         if os.path.isdir(cfg.root):
             check(not names, "class_names", names, allowed="left out: folders have the names")
-            result = read_folder(cfg, "handed over", setting="train")
+            result = folder.read_images(cfg, "handed over", setting="train")
         else:
-            result = read_npz(cfg, "handed over", names, setting="train")
+            result = read_images(cfg, "handed over", names, setting="train")
     else:
         given = {"train": train} | others
         if val is not None or val_labels is not None:

@@ -31,17 +31,18 @@ class HostChain:
 
     parts: tuple[segments.HostPart, ...]
     classes: int
+    inputs: FeatureShape = IMAGE_SHAPE  # of an image
 
     @classmethod
-    def of_task(cls, task: TaskConfig) -> "HostChain":
+    def of_task(cls, task: TaskConfig, inputs: FeatureShape) -> "HostChain":
         """The blocks that the settings describe."""
         count = range(task.num_blocks)
         blocks = tuple(ConvBlock(task.channels(i), task.kernel_size, task.pooled(i)) for i in count)
-        return cls(blocks, task.num_classes)
+        return cls(blocks, task.classes, inputs)
 
     def segments(self, slots: segments.SlotNumbers) -> tuple[Segment, ...]:
         """The segments in their places; ValueError where one cannot stand there."""
-        shape = IMAGE_SHAPE
+        shape = self.inputs
         body = list[Segment]()
         for number, part in enumerate(self.parts):
             body.append(part.segment(number, shape, slots))
@@ -108,9 +109,9 @@ class Host(Protocol):
         """The segments with their slots; the last gives the logits."""
 
 
-HOST_KINDS: dict[str, Callable[[TaskConfig], Host]] = {
+HOST_KINDS: dict[str, Callable[[TaskConfig, FeatureShape], Host]] = {
     "chain": HostChain.of_task,
-    "transformer": Transformer,
+    "transformer": lambda task, _: Transformer(task),
 }
 
 
@@ -119,12 +120,13 @@ def host_shape(
     slots: tuple[SlotSpec, ...],
     blueprints: Blueprints = BLUEPRINTS,
     host: Host | None = None,
+    inputs: FeatureShape = IMAGE_SHAPE,
 ) -> HostShape:
     """Static description of the hosts of `task`, or of a user's `host`: enabled `slots`,
-    `blueprints` that can grow. ValueError for a segment that does not take the features of the
-    segment before.
+    `blueprints` that can grow, images of the shape `inputs`. ValueError for a segment that does not
+    take the features of the segment before.
     """
-    host = HOST_KINDS[task.host](task) if host is None else host
+    host = HOST_KINDS[task.host](task, inputs) if host is None else host
     chain = host.segments({(spec.row, spec.block): index for index, spec in enumerate(slots)})
     for number, (before, segment) in enumerate(pairwise(chain), 1):
         if before.output_shape != segment.input_shape:

@@ -1,7 +1,8 @@
 """Grown networks as plain torch modules, by a description: layers in order of the forward pass.
 
 Imports torch and pictures.py alone: the export of a network as code is a copy of these two files,
-with its description and its weights below. grown/build.py makes descriptions from hosts and their seeds.
+with its description and its weights below. grown/build.py makes descriptions from hosts and their
+seeds.
 """
 
 import sys
@@ -274,10 +275,8 @@ class GrownNetwork(nn.Sequential):
                 module.embeddings = embeddings[:1]
 
     def preprocess(self, image: object) -> Tensor:
-        """The tensor float32 [1, C, H, W] in [0, 1] that this network takes for an image: the path
-        of a file or a picture of Pillow, or an array [H, W] or [H, W, 1 or 3] of bytes or of floats
-        from 0 to 1. It is fitted as the images were that the network was grown on. ValueError where
-        that cannot be, and for a network of other samples; files need Pillow.
+        """The input [1, C, H, W] of an image: the path of a file, a picture of Pillow or an array;
+        see pictures.preprocess.
         """
         return preprocess(self.spec["input"], image)
 

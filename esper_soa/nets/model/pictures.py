@@ -135,7 +135,8 @@ def fit(levels: Tensor, inner: tuple[int, int], size: int) -> Tensor:
 
 def preprocess(inputs: dict, image: object) -> Tensor:
     """The tensor float32 [1, C, S, S] in [0, 1] of an image, as a network with this `input` in its
-    description takes it. image: the path of a file, a picture of Pillow, or an array.
+    description takes it, fitted as those that it was grown on. image: the path of a file, a picture
+    of Pillow, or an array as of `levels_of_array`. ValueError where that cannot be.
     """
     if inputs.get("channels") not in ("RGB", "grey"):
         raise ValueError("preprocess: this network takes no images")

@@ -230,7 +230,7 @@ class Transformer:
     def segments(self, slots: segments.SlotNumbers) -> tuple[Embedding | Layers | TiedHead, ...]:
         """Embedding, segments of layers, head."""
         cfg = self.task.transformer
-        tokens = self.task.num_classes
+        tokens = self.task.classes
         each = cfg.layers // cfg.segments
         embedding = Embedding(
             tokens, cfg.width, cfg.context, dropout=cfg.dropout, std=cfg.embedding_std

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from esper_soa.config import registry
-from esper_soa.config.nets import IMAGES, SlotSpec, TaskConfig, sort_slots
+from esper_soa.config.nets import IMAGES, SlotSpec, TaskConfig, host_slots, sort_slots
 from esper_soa.nets.model import blueprints
 from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model.parts import Table, are_parts
@@ -37,21 +37,31 @@ DROPOUT_ADVICE = "as Dropout does), which would not be those of an env's own str
 DRAWS_RANDOM = f"{DRAWS_WORDS} ({DROPOUT_ADVICE}"
 
 
-def task_shape(task: TaskConfig, slots: Sequence[str]) -> hosts.HostShape:
-    """Hosts of the task with these slots and what can grow there; SettingError if it cannot."""
-    enabled = task_slots(task, slots)
+def task_shape(
+    task: TaskConfig, slots: Sequence[str], inputs: FeatureShape = hosts.IMAGE_SHAPE
+) -> hosts.HostShape:
+    """Hosts of the task, for images of the shape `inputs`, with these slots and what can grow
+    there; SettingError if it cannot.
+    """
+    pools = task.num_pools if task.host == "chain" else 0
+    allowed = f"so few that of images of data.size={inputs[1]} a pixel is left"
+    check(inputs[1] >= 2**pools, "task.num_pools", pools, allowed=allowed)
+    enabled = task_slots(task, slots, inputs)
     offered = task_blueprints(task.blueprints, enabled)
-    return hosts.host_shape(task, enabled, offered, host=task_host(task))
+    host = task_host(task, inputs)
+    return hosts.host_shape(task, enabled, offered, host=host, inputs=inputs)
 
 
-def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
+def task_slots(
+    task: TaskConfig, names: Sequence[str], inputs: FeatureShape = hosts.IMAGE_SHAPE
+) -> tuple[SlotSpec, ...]:
     """The run's slots, of its host, row-major; `names` in any order. Raises SettingError.
 
     Of a user's host r0c{i} stands behind segment i, before its pool, r1c{i} behind its pool.
     """
-    host = task_host(task)
+    host = task_host(task, inputs)
     if host is None:
-        return sort_slots(task, list(names), None)
+        return sort_slots(task, list(names), host_slots(task, inputs[1]))
     *body, _ = host.segments({})
     slots = [
         SlotSpec(
@@ -69,14 +79,14 @@ def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
     return sort_slots(task, list(names), tuple(sorted(slots, key=lambda spec: spec.row)))
 
 
-def task_host(task: TaskConfig) -> hosts.Host | None:
+def task_host(task: TaskConfig, inputs: FeatureShape = hosts.IMAGE_SHAPE) -> hosts.Host | None:
     """The user's host of the task, None without; SettingError where task.host names no host."""
     if not registry.is_reference(task.host):
         return None
     part = registry.find(registry.HOST, task.host, "task.host")
     with registry.raise_faults("task.host", task.host, "a host that can be trained") as faults:
-        host = host_of(part, registry.name_in(task.host), task.num_classes)
-        faults += host_findings(host, task.num_classes)
+        host = host_of(part, registry.name_in(task.host), task.classes, inputs=inputs)
+        faults += host_findings(host, task.classes)
     return host
 
 
@@ -123,11 +133,13 @@ def architecture_of(part: registry.Part, name: str, code: int) -> blueprints.Arc
     return blueprints.Architecture(code, name, result)  # type: ignore[arg-type]
 
 
-def host_of(part: registry.Part, name: str, num_classes: int) -> hosts.Host:
+def host_of(
+    part: registry.Part, name: str, num_classes: int, inputs: FeatureShape = hosts.IMAGE_SHAPE
+) -> hosts.Host:
     """The host of a marked function or class; ValueError if it is none."""
     result = _result_of(registry.HOST, part, name)
     if result is part:
-        return UserHost(part, num_classes)  # type: ignore[arg-type]
+        return UserHost(part, num_classes, inputs)  # type: ignore[arg-type]
     if isinstance(result, hosts.Host):
         return result
     kinds = [kind.__name__ for kind in hosts.HOST_PARTS]
@@ -138,7 +150,7 @@ def host_of(part: registry.Part, name: str, num_classes: int) -> hosts.Host:
     if unsupported:
         problem = f"a {unsupported[0]} among its segments, no {' and no '.join(kinds)}"
         raise ValueError(f"host {name}: it gives {problem}")
-    return hosts.HostChain(result, num_classes)
+    return hosts.HostChain(result, num_classes, inputs)
 
 
 def _result_of(kind: str, part: registry.Part, name: str) -> object:
@@ -289,7 +301,7 @@ def _batched_findings(host: UserHost) -> list[str]:
     rows, statistics = hosts.initial_hosts(shape, torch.arange(NUM_PROBED), torch.float32)
     parameters = shape.parameters.unpack(rows)
     for training in (True, False):
-        x = torch.cat([torch.zeros(NUM_PROBED, *hosts.IMAGE_SHAPE)] * NUM_PROBED, dim=1)
+        x = torch.cat([torch.zeros(NUM_PROBED, *host.inputs)] * NUM_PROBED, dim=1)
         buffers = shape.statistics.unpack(statistics.clone())
         buffers = [buffer.reshape(-1) for buffer in buffers] if training else buffers
         for segment, values in hosts.split_values(children_of(host), parameters, buffers):

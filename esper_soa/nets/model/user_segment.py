@@ -96,6 +96,7 @@ class UserHost:
 
     make: user_module.Factory  # of the number of classes
     classes: int
+    inputs: segments.FeatureShape = (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)  # of an image
 
     def segments(self, slots: segments.SlotNumbers) -> tuple[UserSegment, ...]:
         """The segments with their slots; the last is the head."""
@@ -113,7 +114,7 @@ def children_of(host: UserHost) -> tuple[UserSegment, ...]:
     module = user_module.make_module(host.make, host.classes, user_module.SKELETON_SEED)
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"{type(module).__name__} is no nn.Sequential")
-    x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)  # in eval mode, one image
+    x = torch.zeros(1, *host.inputs)  # in eval mode, one image
     children = []
     for number, (name, child) in enumerate(module.eval().named_children()):
         out, products = user_module.count_products(child, x)

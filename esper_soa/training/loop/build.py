@@ -19,8 +19,8 @@ from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled
 from esper_soa.env.user_reward import user_reward
 from esper_soa.env.world import World
 from esper_soa.nets.choose import choose_engine
+from esper_soa.nets.data import datasets
 from esper_soa.nets.data.batches import BatchSource, SampleCount
-from esper_soa.nets.data.datasets import count_samples, load_samples, sample_spec, synthetic
 from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.user_parts import task_shape
@@ -42,12 +42,14 @@ def make_setup(
     loaded: whether the samples are in memory already. Only here are cfg.task, cfg.slots, cfg.data
     and cfg.compute read.
     """
-    shape = task_shape(cfg.task, cfg.slots)
+    spec = datasets.sample_spec(cfg.data)
+    task = datasets.with_classes(cfg.task, cfg.data)
+    shape = task_shape(task, cfg.slots, cfg.data.image_shape)
     orders = shapley_orders(cfg.attribution, len(shape.slots), cfg.seed)
     codes = () if orders is None else prefix_codes(orders).flatten().tolist()
     setup = Setup(
         shape,
-        cfg.task,
+        task,
         cfg.lifecycle.detached_in(shape.slots[0].topology),
         env_chunk=1,  # this and the rest of the layout by `lay_out`
         eval_batch=1,
@@ -61,11 +63,11 @@ def make_setup(
         seed=cfg.seed,
         accumulate=cfg.accumulate,
         rows=SubsetRows(cfg.attribution.pairs, tuple(dict.fromkeys(codes))),
-        spec=sample_spec(cfg.data),
+        spec=spec,
         data=cfg.data,
         env_features=NUM_ENV_FEATURES + len(cfg.policy.observe),
         slot_features=NUM_SLOT_FEATURES,
-        unread=SampleCount(0, 0) if loaded else count_samples(cfg.data),
+        unread=SampleCount(0, 0) if loaded else datasets.count_samples(cfg.data),
     )
     return lay_out(setup, len(ranks.share(cfg.envs)))
 
@@ -84,7 +86,7 @@ def build_rules(cfg: TrainConfig, setup: Setup) -> EnvRules:
     read = *(name for group in groups for name in group.differing), *length, *cfg.policy.observe
     return EnvRules(
         setup=setup,
-        engine=choose_engine(setup, synthetic, room_for_engine(setup, cfg.policy)),
+        engine=choose_engine(setup, datasets.synthetic, room_for_engine(setup, cfg.policy)),
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,
@@ -152,7 +154,11 @@ def _world_of(
         take_device(setup.device)
         keep_freed_memory(setup.device)
         rules = build_rules(cfg, setup)
-        data = load_samples(setup.data, setup.device) if data is None else data.to(setup.device)
+        data = (
+            datasets.load_samples(setup.data, setup.device)
+            if data is None
+            else data.to(setup.device)
+        )
         own_reward = any(map(is_reference, cfg.reward.modes))
         graphs = setup.compute.cuda_graphs
         replay = choose_replay(graphs, setup.device, own_reward, num_ranks=ranks.count)

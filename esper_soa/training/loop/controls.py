@@ -17,7 +17,8 @@ from esper_soa.env.parameters import flop_per_image
 from esper_soa.env.step import initial_state
 from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.env.world import World
-from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.model.host import IMAGE_SHAPE, host_shape
+from esper_soa.nets.model.segments import FeatureShape
 from esper_soa.runtime.ranks import SINGLE_PROCESS, Ranks
 from esper_soa.training.loop.build import build_world, rule_player
 from esper_soa.training.loop.collect import Player, Round, play_round
@@ -56,7 +57,8 @@ def play_control(
     elif name == "static_large":
         size = sum(grown.parameters) / len(grown.parameters)
         first = world.setup.shape.slots[0].name
-        wide = cfg.without_growth(widen_host(world.setup.task, size), first)
+        inputs = world.setup.shape.input_shape
+        wide = cfg.without_growth(widen_host(world.setup.task, size, inputs), first)
         world = build_world(wide, world.device, world.seed, data=world.data, ranks=ranks)
     else:
         player = Player(rule_player(name, "control", cfg.policy, setup=world.setup), None)
@@ -87,15 +89,18 @@ def lengths_at_budget(
     return [max(1, round(spent / flop)) for spent, flop in pairs]
 
 
-def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:
-    """`task` with a width, from its own to the most that a host may have, such that its plain host
-    has most nearly so many parameters; of two as near, the narrower.
+def widen_host(
+    task: TaskConfig, parameters: float, inputs: FeatureShape = IMAGE_SHAPE
+) -> TaskConfig:
+    """`task` with a width, from its own to the most that a host may have, such that its plain host,
+    for images of the shape `inputs`, has most nearly so many parameters; of two as near, the
+    narrower.
     """
+
+    def size(width: int) -> int:
+        return host_shape(task.with_width(width), (), inputs=inputs).parameters.total
+
     widths = task.widths
-    at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)
+    at = min(bisect_left(widths, parameters, key=size), len(widths) - 1)
     near = widths[max(at - 1, 0) : at + 1]
-    return task.with_width(min(near, key=lambda width: abs(_size(task, width) - parameters)))
-
-
-def _size(task: TaskConfig, width: int) -> int:
-    return host_shape(task.with_width(width), ()).parameters.total
+    return task.with_width(min(near, key=lambda width: abs(size(width) - parameters)))

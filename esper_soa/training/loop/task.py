@@ -90,6 +90,9 @@ class TaskRun:
         slots = ", ".join(spec.name for spec in shape.slots)
         hosts = f"{self.world.setup.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
         rounds = f"{cfg.rounds} round{'s' * (cfg.rounds > 1)} of {cfg.steps} env-steps"
+        work = rules.setup.train_samples, rules.setup.val_samples
+        if not self.world.split and work != (cfg.train_samples, cfg.val_samples):
+            rounds += f", train_samples={work[0]} and val_samples={work[1]} as images are few"
         init = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
         start = f" from {init}" * (init != SCRATCH)
         sources = {entry.source.identity: entry.source for entry in sets_of(self.world.data)}
@@ -230,6 +233,7 @@ class TaskRun:
     def summarise(self) -> Summary:
         """The record of the final table and of summary.json."""
         cfg = self.cfg
+        work = cfg if self.world.split else self.world.setup
         totals = self.totals
         data = self.world.data
         recorder = self.files.recorder
@@ -254,8 +258,8 @@ class TaskRun:
             speed=Speed(
                 env_steps=totals.env_steps(cfg.round_env_steps),
                 seconds=totals.seconds,
-                train_samples=cfg.train_samples,
-                val_samples=cfg.val_samples,
+                train_samples=work.train_samples,
+                val_samples=work.val_samples,
                 alpha_rows=totals.alpha_rows / totals.rounds_done,
             ),
             wall_seconds=time.monotonic() - self.session.begin,

@@ -152,7 +152,7 @@ def test_files_that_are_cut_off_or_no_images_are_left_out_and_named(tmp_path: Pa
     Image.fromarray(np.zeros((4, 4), np.float32)).save(path / "Birne" / "floats.tiff")
     (note,) = [note for note in loaded(path).notes if note.startswith("left out")]
     assert note == (
-        "left out: 1 of other endings (Birne/notes.txt); "
+        "left out: 1 hidden (.hidden); 1 of other endings (Birne/notes.txt); "
         "3 broken, cut off or of more than 256 MiB"
         " (Birne/0_grey.png, Birne/1_größe.jpg, Birne/b\\x1b[31m.png); "
         "1 of numbers that are no levels of 8 or 16 bits (Birne/floats.tiff)"

@@ -106,7 +106,8 @@ def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
     check_classes(images, 6)
     for wrong in (5, 10):
         told = (
-            rf"^task\.num_classes={wrong}: must be 6, the classes of m\. Give task\.num_classes=6\."
+            rf"^task\.num_classes={wrong}: must be 6, the classes of m\. "
+            r"Give task\.num_classes=6, or auto\."
         )
         with pytest.raises(SettingError, match=told):
             check_classes(images, wrong)
@@ -191,7 +192,7 @@ def test_arguments_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) 
             "shuffle",
             True,
             "shuffle=.*: must be left out: there is no such setting. There are layout, resize, "
-            r"mean, std, validation_images\.$",
+            r"mean, std, size, channels, validation_images\.$",
         ),
         ("val_labels", np.zeros(3, int), f"^val=NoneType: {kinds}"),
         ("name", 3, r"^name=3: must be a text\.$"),

@@ -2,14 +2,21 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from esper_soa.nets.data.image_preparation import inner_size, resize_images, resize_text
+from esper_soa.config.nets import DataConfig
+from esper_soa.nets.data.image_preparation import inner_size, resize_text
+from esper_soa.nets.model.pictures import fit
 
 
 def noise(height: int, width: int) -> np.ndarray:
     generator = np.random.default_rng(height * width)
     return generator.integers(1, 256, (3, height, width, 3)).astype(np.uint8)  # no black pixel
+
+
+def resize_images(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
+    return fit(torch.from_numpy(images), inner, 32).numpy()
 
 
 PADDED = "put in the middle of 32x32 black pixels"
@@ -41,8 +48,9 @@ LESS = "(bilinear and antialiased)"
 def test_every_rule_gives_its_size_in_the_middle_of_black_and_says_so(
     size: tuple[int, int], rule: str, inner: tuple[int, int], words: str
 ) -> None:
-    assert inner_size(*size, rule, "data.resize") == inner
-    assert resize_text(size, inner, "x") == words
+    cfg = DataConfig("npz", "own.npz", resize=rule)
+    assert inner_size(*size, cfg) == inner
+    assert resize_text(*size, cfg) == words.replace("(x)", f"(data.resize={rule})")
     images = noise(*size)
     shown = resize_images(images, inner)
     top = (32 - inner[0]) // 2

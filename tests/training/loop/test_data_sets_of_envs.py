@@ -223,7 +223,11 @@ def test_sets_of_another_kind_or_too_small_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="val_samples=8: must be at most 1, the validation images"):
         build_world(replace(on(BOTH), data=data), CPU)
     cfg = on(BOTH)
-    with pytest.raises(Exception, match="task.num_classes=11: must be 10, the classes of mine"):
+    with pytest.raises(Exception, match="task.num_classes=9: must be at least 10, the classes of"):
         build_world(
-            replace(cfg, val_samples=1, data=data, task=replace(cfg.task, num_classes=11)), CPU
+            replace(cfg, val_samples=1, data=data, task=replace(cfg.task, num_classes=9)), CPU
         )
+    for classes in (11, "auto"):  # a list may have more, and has the largest
+        task = replace(cfg.task, num_classes=classes)
+        world = build_world(replace(cfg, val_samples=1, data=data, task=task), CPU)
+        assert world.setup.shape.num_classes == {11: 11, "auto": 10}[classes]

@@ -12,7 +12,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.config.nets import IMAGE_SIZE
 from esper_soa.nets import batched
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.data.images import crops_of
@@ -119,7 +118,7 @@ def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
         longest=int((tables["modules"]["end"] - tables["modules"]["begin"]).max()),
         slots=len(pools),
         classes=shape.num_classes,
-        size=IMAGE_SIZE,
+        size=shape.input_shape[1],
         blueprints=blueprints,
         parts=parts,
         width=params.shape[1],

@@ -62,8 +62,10 @@ def host_program(shape: HostShape) -> np.ndarray:
     """OPERATION [operations] of hosts, the last of them the head; UnknownOperationError where there
     is none.
     """
-    require(shape.input_shape == IMAGE_SHAPE, f"samples {list(shape.input_shape)}")
-    channels, side, _ = IMAGE_SHAPE
+    samples = shape.input_shape
+    square = len(samples) == len(IMAGE_SHAPE) and samples[1] == samples[2]
+    require(square and samples[0] == IMAGE_SHAPE[0], f"samples {list(samples)}")
+    channels, side, _ = samples
     host = Program()
     value = Operation(None, {"outputs": channels, "side": side})
     for segment in shape.segments:

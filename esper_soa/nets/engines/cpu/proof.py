@@ -8,6 +8,7 @@ per process. Tests prove other networks.
 import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -15,7 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import TaskConfig, TransformerConfig, host_slots, sort_slots
+from esper_soa.config.nets import (
+    IMAGE_SIZE,
+    TaskConfig,
+    TransformerConfig,
+    host_slots,
+    sort_slots,
+)
 from esper_soa.nets.data.batches import BatchSource, Draw
 from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.data.text import text_set
@@ -28,7 +35,7 @@ from esper_soa.nets.engines.cpu.library import kernels, replace_kernels
 from esper_soa.nets.engines.cpu.operations import MODULE, OPERATION
 from esper_soa.nets.engines.cpu.sequences import SequenceBlock, SequenceEngine, SequenceHead
 from esper_soa.nets.model.blueprints import BLUEPRINTS, SEQUENCE_BLUEPRINTS
-from esper_soa.nets.model.host import HostShape, host_shape
+from esper_soa.nets.model.host import IMAGE_SHAPE, HostShape, host_shape
 from esper_soa.nets.passes import PieceEngine
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.setup import Setup
@@ -106,9 +113,15 @@ SEQUENCE_SIZES = (
 
 
 @cache
-def proof_images() -> BatchSource:
-    """Images that all hosts learn from."""
-    return synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU)
+def proof_images(side: int = IMAGE_SIZE) -> BatchSource:
+    """Images of so many pixels a side that all hosts learn from."""
+    images = synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU)
+    tiles = -(-side // IMAGE_SIZE)
+    train, val, test = (
+        part.repeat(1, tiles, tiles, 1)[:, :side, :side].contiguous()
+        for part in (images.train_images, images.val_images, images.test_images)
+    )
+    return replace(images, train_images=train, val_images=val, test_images=test)
 
 
 def image_case(sizes: ImageSizes, optimizer: str = "sgd") -> Case:
@@ -155,8 +168,10 @@ def sequence_case(sizes: SequenceSizes) -> Case:
 
 
 def is_traced(shape: HostShape) -> bool:
-    """Whether the hosts or their seeds are of more operations than chains of blocks have."""
-    traced = host_program(shape)["together"].any()
+    """Whether the hosts or their seeds are of more operations than chains of blocks have, or of
+    other images than those of the package.
+    """
+    traced = shape.input_shape != IMAGE_SHAPE or host_program(shape)["together"].any()
     return bool(traced or any(blueprint.module for blueprint in shape.blueprints))
 
 
@@ -167,7 +182,10 @@ def host_case(shape: HostShape, optimizer: str) -> Case:
     count = max(NUM_SEEDS, sum(blueprint.module is not None for blueprint in known))
     still = image_case(IMAGE_SIZES[0], optimizer)._replace(moving=0.0)  # and gradients are seen
     chosen = tuple(codes[:count])
-    return still._replace(shape=shape, codes=chosen, blends={}, detached=-1, spread=0.25)
+    samples = proof_images(shape.input_shape[1])
+    return still._replace(
+        shape=shape, codes=chosen, blends={}, detached=-1, spread=0.25, samples=samples
+    )
 
 
 class _Field(ctypes.Structure):
