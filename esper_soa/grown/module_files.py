@@ -27,6 +27,7 @@ from esper_soa.system.files import write_bytes
 from esper_soa.system.torch_state import package_state
 
 FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy")  # of a spec, measured
+BY_CLASS = "test_by_class"  # and this of networks of a user's images
 VERSION = 1  # of the package's entry in a file
 METADATA_ENTRY = "esper_soa"
 MODULE_FIELDS = ("kind", "prefix", "spec", "sha256")
@@ -67,7 +68,8 @@ def current_spec(module: Module) -> dict:
     if isinstance(module, Controller) or not module.measured:
         return module.spec
     known = digest(module.state_dict()) == module.measured
-    return module.spec if known else module.spec | dict.fromkeys(FIGURES)
+    figures = (*FIGURES, *{BY_CLASS} & module.spec.keys())
+    return module.spec if known else module.spec | dict.fromkeys(figures)
 
 
 def save_hosts(hosts: Sequence[GrownHost], path: Path) -> None:

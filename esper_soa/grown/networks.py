@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
-from esper_soa.grown.module_files import digest
+from esper_soa.grown.class_scores import class_scores
+from esper_soa.grown.module_files import BY_CLASS, digest
 from esper_soa.grown.plain import evaluating
 from esper_soa.nets.data.batches import BatchSource, origin
 from esper_soa.nets.data.image_set import ImageSet, source_of
@@ -60,11 +61,24 @@ def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScor
     return NetworkScore(accuracy, float(torch.cat(losses).mean()))
 
 
+@torch.no_grad()
+def score_classes(net: GrownNetwork, inputs: Tensor, labels: Tensor) -> dict:
+    """`class_scores` of `net` on samples of one label each, as of `score_network`."""
+    device = next((weight.device for weight in net.parameters()), labels.device)
+    with evaluating(net):
+        parts = [net(part.to(device)).cpu() for part in inputs.split(MAX_SAMPLES)]
+    return class_scores(torch.cat(parts).double().numpy(), labels.cpu().numpy())
+
+
 def add_test_accuracy(net: GrownNetwork, source: BatchSource) -> None:
-    """Write the accuracy of `net` on all test samples into its spec, by `score_network`."""
+    """Write the accuracy of `net` on all test samples into its spec, by `score_network`, and of a
+    user's images what `score_classes` says.
+    """
     source = source_of(source, net.spec["env"])
     inputs, labels = source.samples("test", torch.arange(len(source.test_labels)))
     net.spec["test_accuracy"] = score_network(net, inputs.cpu(), labels.cpu()).accuracy
+    if isinstance(source, ImageSet) and source.num_classes is not None:
+        net.spec[BY_CLASS] = score_classes(net, inputs, labels)
     net.measured = digest(net.state_dict())
 
 

@@ -4,6 +4,7 @@ Task, data, reward and rules are those of the checkpoint. Every policy meets the
 same data: sample i of each is the same env of the same episode.
 """
 
+from collections.abc import Sequence
 from operator import sub
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from rich import box
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from esper_soa.agent.policy import RecurrentPolicy
@@ -19,7 +21,9 @@ from esper_soa.agent.protocol import Agent
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.world import World
+from esper_soa.grown.class_scores import accuracy_by_class, plain
 from esper_soa.nets.data.batches import origin
+from esper_soa.nets.data.image_set import ImageSet
 from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.runtime.memory import memory_errors
@@ -144,6 +148,15 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     return table
 
 
+def class_table(accuracies: dict[str, np.ndarray], names: Sequence[str]) -> Table:
+    """Accuracy of the hosts of each policy on the test images of each class, and its mean."""
+    table = Table("right answers of class (%)", *accuracies, box=box.SIMPLE_HEAD)
+    for name, *cells in zip(names, *accuracies.values(), strict=True):
+        table.add_row(Text(one_line(name)), *(f"{cell:.2f}" for cell in cells))
+    table.add_row("mean of classes", *(f"{np.nanmean(x):.2f}" for x in accuracies.values()))
+    return table
+
+
 def write_results(path: Path, facts: dict, scores: dict[str, Scores], found: list[Verdict]) -> None:
     """evaluation.json: what was played, means with intervals, and every single number."""
     policies = {
@@ -219,6 +232,15 @@ def evaluate_task(
     over = f"over hosts, of test scores over hosts and test {world.data.spec.name}"
     confidence = f"means with {cfg.confidence:.0%} t intervals {over}"
     text = f"{title}, {confidence}\n{as_text(verdict_table(verdicts))}"
+    images = world.data
+    if isinstance(images, ImageSet) and images.class_names:
+        labels = images.test_labels.cpu().numpy()
+        count = len(images.class_names)
+        pairs = [(name, part.answers) for name, part in scores.items()]
+        by_class = {name: accuracy_by_class(x, labels, count) for name, x in pairs if x is not None}
+        facts["class_names"] = images.class_names
+        facts["accuracy_by_class"] = {name: plain(part) for name, part in by_class.items()}
+        text += f"\n{as_text(class_table(by_class, images.class_names))}"
     with session.write_errors.attempt(session.folder.evaluation.name):
         write_results(session.folder.evaluation, facts, scores, found=verdicts)
     with session.write_errors.attempt(session.folder.evaluation_table.name):

@@ -26,7 +26,12 @@ from esper_soa.config.ranges import env_words
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_from_mapping
 from esper_soa.grown.module_files import load
-from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
+from esper_soa.grown.networks import (
+    NetworkScore,
+    add_test_accuracy,
+    score_classes,
+    score_network,
+)
 from esper_soa.grown.plain import plain_module
 from esper_soa.nets.data import orders
 from esper_soa.nets.data.batches import BatchSource
@@ -35,6 +40,7 @@ from esper_soa.nets.data.image_set import source_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.system.errors import (
+    SettingError,
     UserError,
     check,
     check_choice,
@@ -208,6 +214,16 @@ class RecordedRun:
             return score_network(net, *self.samples(split, plain.spec["env"]))
 
     @package_state()
+    def evaluate_by_class(self, net: GrownNetwork, split: str = "test") -> dict:
+        """Accuracy and AUC of each class, and the confusion matrix, of a host; as of `evaluate`."""
+        plain = plain_module(net)
+        if not isinstance(plain, GrownNetwork):
+            raise SettingError("net", net, "a network of the run")
+        with reading("net", UserError, "a network that takes the samples of the run"):
+            inputs, labels = self.samples(split, plain.spec["env"])
+            return score_classes(plain, inputs, labels)
+
+    @package_state()
     def export(self, env: int | str = "best") -> GrownNetwork:
         """A host as a module in eval mode: samples as of `samples` to logits as of `evaluate`.
 
@@ -267,7 +283,7 @@ class RecordedRun:
         settings = by_task[task or next(iter(by_task))]
         learns = checkpoint_run.learner is not None
         check(learns, "policy", settings.policy.name, allowed="one that learns, as ppo does")
-        slots = task_slots(settings.task, settings.slots)
+        slots = task_slots(settings.task, settings.slots, settings.data.image_shape)
         names = blueprint_names(settings.task.blueprints)
         spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
         facts = {
