@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +16,16 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTEBOOK = DOCS / "tutorial.ipynb"
 
 
-def test_every_cell_is_python_and_keeps_nothing_that_ages() -> None:
+def test_every_cell_is_python_and_has_its_output_as_text() -> None:
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert len(code) >= 6
-    assert [cell["outputs"] for cell in code] == [[]] * len(code)
+    texts = ["".join("".join(part["text"]) for part in cell["outputs"]) for cell in code]
+    assert all(texts), "each cell prints something"
+    assert f"\n{esper_soa.__version__}" in f"\n{texts[0]}"
+    means = dict(re.findall(r"^(\w+) +([\d.]+) %", texts[3], re.MULTILINE))
+    assert [*means] == ["grower", "wait", "random"]
+    assert float(means["grower"]) > float(means["wait"]) + 5, "growth pays, as the text says"
     names = set()
     for cell in code:
         for node in ast.walk(ast.parse("".join(cell["source"]))):
