@@ -37,7 +37,10 @@ def test_every_cell_is_python_and_has_its_output_as_text() -> None:
 
 def test_the_reference_has_every_public_name_where_it_is() -> None:
     lines = (DOCS / "api.md").read_text(encoding="utf-8").splitlines()
-    places = [line.split()[1].rpartition(".") for line in lines if line.startswith("::: ")]
+    named = [line.split()[1] for line in lines if line.startswith("::: ")]
+    listed = re.findall(r"^<!-- fields: ([\w ]+) -->$", "\n".join(lines), re.MULTILINE)
+    named += [f"esper_soa.state.{name}" for names in listed for name in names.split()]
+    places = [name.rpartition(".") for name in named]
     assert sorted(name for *_, name in places) == sorted({*esper_soa.__all__} - {"__version__"})
     for module, _, name in places:
         assert hasattr(import_module(module), name), name
