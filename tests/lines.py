@@ -64,22 +64,22 @@ class Room(NamedTuple):
 
 
 ROOMS = (
-    Room("the package", ("esper_soa/**/*.py",), 42_850),
+    Room("the package", ("esper_soa/**/*.py",), 43_500),
     Room(
         "its core: without the lab and the engines in C and Triton",
         ("esper_soa/**/*.py",),
-        28_350,
+        28_940,
         (
             "esper_soa/lab/**/*.py",
             "esper_soa/nets/engines/cpu/**/*.py",
             "esper_soa/nets/engines/gpu/**/*.py",
         ),
     ),
-    Room("tests", ("tests/**/*.py",), 48_500, ("tests/gpu/stand_in_cuda.py",)),
+    Room("tests", ("tests/**/*.py",), 48_610, ("tests/gpu/stand_in_cuda.py",)),
     Room(
         "benchmarks besides finished studies",
         ("benchmarks/**/*.py",),
-        6_650,
+        6_570,
         ("benchmarks/studies/**/*.py",),
     ),
 )
@@ -185,9 +185,9 @@ def num_words(folder: Path) -> int:
 
 # Counts that should be small, each with its ceiling.
 COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
-    "words in docs/": (num_words, 40_300),
-    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 260),
-    "functions that take a whole record of settings": (num_whole_settings, 33),
+    "words in docs/": (num_words, 40_500),
+    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 259),
+    "functions that take a whole record of settings": (num_whole_settings, 34),
     "tuples starred into calls": (num_starred_tuples, 10),
     "the identifier `one`": (lambda folder: identifiers(folder, "one"), 300),
     "the identifier `own`": (lambda folder: identifiers(folder, "own"), 100),
@@ -199,7 +199,7 @@ COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
     "class names used twice": (lambda folder: len(class_names_used_twice(folder / "esper_soa")), 0),
     "modules of the package that its simulator reaches": (
         lambda folder: asked_of_python(folder, REACHED),
-        110,
+        109,
     ),
 }
 
