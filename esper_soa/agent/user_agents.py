@@ -50,7 +50,8 @@ class CheckedAgent:
         names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """label: how the agent was asked for. twin: a second agent of the same part, asked about
-        the first env-steps by `conduct_findings`. names: of slots and blueprints, for messages.
+        the first env-steps of its first episode by `conduct_findings`, and then let go. names: of
+        slots and blueprints, for messages.
         """
         self.label = label
         self.agent = agent
@@ -65,14 +66,16 @@ class CheckedAgent:
         self._is_first = True
         memory = self.agent.start(num_envs, device)
         self._refuse(memory_faults(memory, num_envs, device))
-        if self.twin is not None and self._left_to_watch:
+        if self._left_to_watch < NUM_WATCHED:
+            self.twin = None
+        if self.twin is not None:
             self.twin.start(num_envs, device)
         return memory
 
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The agent's decision and memory; raises UserError for a decision that is not legal."""
-        if self.twin is not None and self._left_to_watch:
+        if self.twin is not None:
             self._watch(self.twin, view, memory)
         shown = (view,) if self._is_first else (view.masks, view.observation)
         self._is_first = False
@@ -97,6 +100,8 @@ class CheckedAgent:
             if finding not in self._found:
                 LOGGER.warning("parts    %s: %s", self.label, finding)
         self._found += found
+        if self._left_to_watch == 0:
+            self.twin = None
 
     def _refuse(self, faults: list[str]) -> None:
         if faults:

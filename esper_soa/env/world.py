@@ -401,7 +401,8 @@ def values_of_envs(
 def _fitted(setup: Setup, data: batches.BatchSource) -> Setup:
     """The setup with as many samples per env-step as a small set of a user's images has."""
     sources = [entry.source for entry in sets_of(data)]
-    if setup.data.split or any(source.num_classes is None for source in sources):
+    is_users = (isinstance(x, ImageSet) and x.num_classes is not None for x in sources)
+    if setup.data.split or not all(is_users):
         return setup
     step = setup.batch_size * setup.accumulate
     train = min(setup.train_samples, *(len(x.train_labels) // step * step or step for x in sources))

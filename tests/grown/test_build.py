@@ -114,6 +114,14 @@ def test_the_spec_is_plain_json_and_says_how_images_go_in(plain: Measured) -> No
     )
 
 
+@pytest.mark.parametrize(
+    "images", [torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 1, 32, 32)]
+)
+def test_images_that_would_be_misread_are_refused(plain: Measured, images: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"floats from 0 to 1 \[B, 3, H, W\], not .* \[2, "):
+        plain.networks([0])[0](images)
+
+
 def test_a_spec_and_its_tensors_give_the_same_bits_and_nothing_else_does(plain: Measured) -> None:
     images, _ = plain.validation()
     (net,) = plain.networks([3])

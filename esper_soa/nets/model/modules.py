@@ -15,7 +15,9 @@ from esper_soa.nets.model.pictures import preprocess
 
 
 class Normalise(nn.Module):
-    """Images [B, C, H, W] less the mean of their channel, over its standard deviation."""
+    """Images [B, C, H, W], floats from 0 to 1, less the mean of their channel, over its standard
+    deviation. ValueError for whole numbers and another C.
+    """
 
     mean: Tensor
     std: Tensor
@@ -27,6 +29,10 @@ class Normalise(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point() or images.shape[1] != len(self.mean):
+            allowed = f"floats from 0 to 1 [B, {len(self.mean)}, H, W]"
+            given = f"{str(images.dtype).removeprefix('torch.')} {[*images.shape]}"
+            raise ValueError(f"images are {allowed}, not {given}: `net.preprocess` makes them")
         return (images - self.mean) / self.std
 
 

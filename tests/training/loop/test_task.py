@@ -266,7 +266,8 @@ BOTH = "tasks=[cifar_impaired,cifar_minimal]"
             ["tasks=[cifar_impaired,nothing]"],
             "task=nothing: must be cifar_baseline, cifar_deep_impaired, "
             "cifar_deep_multichannel, cifar_highres, cifar_impaired, cifar_minimal, "
-            "cifar_multichannel, cifar_postpool, cifar_scale, text_small, tinystories.",
+            "cifar_multichannel, cifar_postpool, cifar_scale, text_small, tinystories. "
+            "A host of your own is task.host=module:name.",
         ),
         (
             [BOTH, "task=cifar_scale"],
