@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -177,6 +178,8 @@ def main() -> None:
     niceness = int(niceness_text)
     rules = pickle.load(sys.stdin.buffer)
     os.nice(niceness)
+    with suppress(OSError):  # a session of its own is weighed by this number, where there is one
+        Path("/proc/self/autogroup").write_text(str(niceness))
     torch.set_num_threads(1)
 
     def stop(number: int) -> None:
