@@ -18,8 +18,7 @@ def prepare(cfg: TrainConfig, console: Console) -> None:
         world = build_world(task_cfg, resolve_device(task_cfg.device))
         step_kernels = f"not compiled (compute.compile={task_cfg.compute.compile})"
         if task_cfg.compute.compile != "off":
-            num_envs = world.setup.num_envs
-            step_kernels = stored_kernels(world.rules, num_envs, 0, wait=True).reason
+            step_kernels = stored_kernels(world.rules, world.setup.num_envs, 0, wait=True).reason
         lines = {
             "data": world.data.source,
             "kernels": world.rules.engine.chosen.reason,
