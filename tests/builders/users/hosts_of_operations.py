@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from hosts_of_users import Head
 from torch import Tensor, nn
 
 from esper_soa import blueprint, host
@@ -18,17 +19,6 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     F.hardsigmoid,
     F.relu6,
 )
-
-
-class Head(nn.Module):
-    """Logits by the mean of the pixels."""
-
-    def __init__(self, channels: int, classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(channels, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.mean((2, 3)))
 
 
 class Residual(nn.Module):

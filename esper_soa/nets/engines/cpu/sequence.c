@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+#include "activation.h"
 #include "arena.h"
 
 #define ROWS (LANES / 2)  /* of a tile; it has two vectors of columns */
@@ -137,37 +138,6 @@ static void add_rows(float *to, const float *a, const float *b, long M, long cou
     }
     for (; i < count; i++)
         for (long m = 0; m < M; m++) to[i] += a[m * count + i] * (b ? b[m * count + i] : 1);
-}
-
-/* e to the x for x up to 0, 1e-38 below -87; after Cephes (Moshier). NaN stays NaN. */
-INLINE vec exponential(vec x) {
-    x = choose(x < splat(-87.0f), splat(-87.0f), x);
-    vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds, and leaves the integer in the last bits */
-    vec moved = x * splat(1.44269504088896341f) + magic, n = moved - magic;
-    vec r = x - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);
-    vec y = splat(1.9875691500e-4f);
-    y = y * r + splat(1.3981999507e-3f);
-    y = y * r + splat(8.3334519073e-3f);
-    y = y * r + splat(4.1665795894e-2f);
-    y = y * r + splat(1.6666665459e-1f);
-    y = y * r + splat(5.0000001201e-1f);
-    y = y * r * r + r + splat(1.0f);
-    return y * (vec)(((ints)moved << 23) + 0x3f800000);
-}
-
-/* Share of the normal distribution below x, and its density there; Abramowitz and Stegun 7.1.26, to 1e-7. */
-INLINE vec normal_share(vec x, vec *density) {
-    vec u = choose(x < splat(0), -x, x) * splat(0.70710678118654752f);
-    vec t = splat(1) / (splat(1) + splat(0.3275911f) * u);
-    vec e = exponential(-u * u);
-    vec tail = splat(1.061405429f);
-    tail = tail * t + splat(-1.453152027f);
-    tail = tail * t + splat(1.421413741f);
-    tail = tail * t + splat(-0.284496736f);
-    tail = tail * t + splat(0.254829592f);
-    tail = tail * t * e * splat(0.5f);
-    *density = e * splat(0.39894228040143268f);
-    return choose(x < splat(0), tail, splat(1) - tail);
 }
 
 /* GELU of numbers, in whole vectors; where `grad` is there, it is multiplied by the derivative. */
