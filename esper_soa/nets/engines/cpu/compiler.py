@@ -29,7 +29,7 @@ FAMILY_FLAGS = {
 # arm64 by -mcpu.
 NATIVE_TARGETS = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "": ""}
 LINK_FLAGS = ("-shared", "-fPIC", "-fvisibility=hidden")  # what is no entry point stays inside
-COMPILER_SECONDS = 120  # seconds for the compiler, which a run waits for
+COMPILER_SECONDS = 300  # seconds for the compiler, which a run waits for
 MESSAGE_LETTERS = 300  # letters of a compiler's complaint that are passed on
 
 
