@@ -482,6 +482,16 @@ def test_weights_are_read_and_written_where_they_are_trained(engine: str) -> Non
         written.weights(3)
 
 
+def test_a_seed_of_the_last_action_has_no_weights_yet() -> None:
+    sim = make()
+    sim.reset()
+    for _ in range(STEPS - 1):
+        sim.step({"op": "wait"})
+    sim.step({"op": "germinate", "slot": "r0c0", "blueprint": "conv_light"})
+    assert [seed.slot for seed in sim.seeds(1)] == ["r0c0"]
+    assert not [name for name in sim.weights(1) if name.startswith("r0c0")]
+
+
 def test_a_simulator_tells_what_it_is_and_shows_its_images() -> None:
     sim = make()
     sim.reset()

@@ -361,13 +361,16 @@ def test_a_compilation_that_is_interrupted_ends_without_a_traceback_and_leaves_n
     folder: Path, number: int
 ) -> None:
     rules = tiny_rules(2, 6)._replace(engine=None)  # type: ignore[arg-type]
-    program = [sys.executable, "-c", COMPILING, str(folder), "key", "0"]
+    program = [sys.executable, "-c", COMPILING, str(folder), "key", "19"]
     (folder.parent / "rules").write_bytes(pickle.dumps(rules))
     with (folder.parent / "rules").open("rb") as given:
         streams = {"stdin": given, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = warm.Popen(program, start_new_session=True, env=ENVIRONMENT, **streams)
     assert process.stdout is not None
     assert process.stdout.readline() == b"compiling\n"
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+    weight = Path(f"/proc/{process.pid}/autogroup")  # of the session, where there is such a thing
+    assert not weight.exists() or weight.read_text().endswith("nice 19\n")
     os.kill(process.pid, number)
     assert process.communicate(timeout=60) == (b"", b"")  # what it has started has ended too
     assert process.returncode == 128 + number

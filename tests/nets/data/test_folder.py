@@ -104,7 +104,7 @@ def test_images_are_kept_as_hosts_see_them_and_made_anew_where_that_is_damaged(
     changed[15 * 16 :] = np.arange(len(changed) - 15 * 16) % 251
     keep(file, changed)
     assert not torch.equal(loaded(path).train_images, first.train_images)
-    file.write_bytes(file.read_bytes()[:-1])
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     assert loaded(path).identity == first.identity
     Image.new("L", (9, 9)).save(path / "Birne" / "new.png")
     assert len(images_of(loaded(path))) == 16

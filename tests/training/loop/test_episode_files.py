@@ -52,7 +52,9 @@ def test_steps_of_a_caller_are_recorded_and_an_episode_that_is_left_has_no_end(
     sim.step({"op": "wait"})
     sim.record(tmp_path / "whole")
     sim.reset()
+    twin = sim.copy()
     for _ in range(ROUND.steps):
+        twin.step({"op": "wait"})  # of which nothing is recorded
         sim.step({"op": "wait"})
     left, whole = (esper_soa.open_run(tmp_path / name) for name in ("left", "whole"))
     assert [row["op"] for row in rows(left, "steps")] == ["wait"] * 2
