@@ -64,6 +64,19 @@ def test_a_folder_becomes_a_network_that_classifies_by_name_in_onnxruntime(
     by_class = net.spec["test_by_class"]
     assert np.sum(by_class["confusion"]) == 10
     assert run.evaluate_by_class(net) == by_class
+    overrides = ["checkpoint=fruit_run", "policies=[wait,random]", "run_dir=evaluation"]
+    ended = finished(*overrides, folder=tmp_path, program="evaluate")
+    evaluation = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    images_of_class = np.sum(by_class["confusion"], 1)
+    for policy in ("wait", "random"):
+        # the mean over classes, each by its images, is the accuracy over all images
+        mean = np.average(evaluation["accuracy_by_class"][policy], weights=images_of_class)
+        means = evaluation["policies"][policy]["means"]
+        assert mean == pytest.approx(means["test_accuracy"]["mean"])
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    percents = [evaluation["accuracy_by_class"][policy] for policy in ("wait", "random")]
+    for name, *cells in zip(user_files.CLASSES, *percents, strict=True):
+        assert [name, *(f"{cell:.2f}" for cell in cells)] in lines
     # every format says the same, and the code makes the same inputs
     inputs = net.preprocess("new.jpg")
     content = {"spec.json": ""}
