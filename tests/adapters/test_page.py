@@ -1,4 +1,6 @@
-"""The code of docs/environments.md runs, on little work, and so does the command that it names."""
+"""The code of docs/environments.md and docs/training.md runs, on little work, and so does the
+command that the first names.
+"""
 
 import json
 import re
@@ -11,9 +13,14 @@ pytest.importorskip("sb3_contrib")
 pytest.importorskip("torchrl")
 environments = pytest.importorskip("benchmarks.environments")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
-CODE = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+CODE, TRAINING = (
+    re.findall(r"^```python\n(.*?)^```$", (DOCS / name).read_text(encoding="utf-8"), re.M | re.S)
+    for name in ("environments.md", "training.md")
+)
 LITTLE = {"cifar_3seed": "smoke", "16": "2", "75": "6", "batch_size=300": "batch_size=4"}
+LITTLE_TRAINING = {"learn_impaired": "smoke", "32": "2", "40": "6", "range(10)": "range(2)"}
+LITTLE_TRAINING |= {"10 * ": "2 * ", "batch_size=160": "batch_size=4"}
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -32,6 +39,21 @@ def test_the_code_of_the_page_runs(place: int, capsys: pytest.CaptureFixture[str
     else:
         assert names["observation"]["action_mask"].any(1).all()
     assert len(CODE) == 3
+
+
+@pytest.mark.parametrize("place", range(2))
+def test_the_learners_of_the_page_on_training_learn(place: int) -> None:
+    code = TRAINING[place]
+    for word, little in LITTLE_TRAINING.items():
+        code = code.replace(word, little)
+    names: dict[str, object] = {}
+    exec(code, names)
+    if "model" in names:
+        assert names["model"].num_timesteps == 24
+    else:
+        assert names["rollout"]["action"].shape == (2, 6)
+        assert names["optimizer"].state_dict()["state"][0]["step"] == 2 * 4
+    assert len(TRAINING) == 2
 
 
 def test_every_side_of_the_benchmark_plays_whole_rounds(

@@ -119,14 +119,14 @@ def _numpy(argument: str, value: object) -> np.ndarray:
 
 
 @package_state()
-def check_images(faults: "ImageSet | str | PathLike[str]") -> list[str]:
+def check_images(data: "ImageSet | str | PathLike[str]") -> list[str]:
     """Messages on properties of a set, a file or a folder that would spoil results; [] for none.
 
     Classes without images or with few, or one so frequent that a constant answer scores; images
     that are in both parts, there twice, or twice under different labels; images of one colour;
     parts that are not of one brightness. Validation images count as training images.
     """
-    image_set = (images(faults) if isinstance(faults, str | PathLike) else faults).to("cpu")
+    image_set = (images(data) if isinstance(data, str | PathLike) else data).to("cpu")
     image_set = replace(
         image_set,
         train_images=torch.cat((image_set.train_images, image_set.val_images)),
