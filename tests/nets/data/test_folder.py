@@ -13,7 +13,7 @@ from PIL import Image
 import esper_soa
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data.datasets import count_samples, load_images
-from esper_soa.nets.data.folder import set_aside_by_class
+from esper_soa.nets.data.folder import MOST_BYTES, set_aside_by_class
 from esper_soa.nets.data.image_set import ImageSet
 from esper_soa.nets.data.kept import keep, kept, kept_folder
 from esper_soa.nets.model.pictures import preprocess
@@ -147,14 +147,17 @@ def test_files_that_are_cut_off_or_no_images_are_left_out_and_named(tmp_path: Pa
     (path / "Birne" / "0_grey.png").write_bytes(whole[: len(whole) // 2])
     (path / "Birne" / "1_größe.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n/x { (id) run } def")
     (path / "Birne" / "b\x1b[31m.png").write_bytes(b"")
+    os.truncate(
+        path / user_files.CLASSES[1] / "0_grey.png", MOST_BYTES + 1
+    )  # a whole image, and zeros
     (path / "Birne" / "notes.txt").write_text("none")
     (path / ".hidden").mkdir()
     Image.fromarray(np.zeros((4, 4), np.float32)).save(path / "Birne" / "floats.tiff")
     (note,) = [note for note in loaded(path).notes if note.startswith("left out")]
     assert note == (
         "left out: 1 hidden (.hidden); 1 of other endings (Birne/notes.txt); "
-        "3 broken, cut off or of more than 256 MiB"
-        " (Birne/0_grey.png, Birne/1_größe.jpg, Birne/b\\x1b[31m.png); "
+        "4 broken, cut off or of more than 256 MiB"
+        " (Birne/0_grey.png, Birne/1_größe.jpg, Birne/b\\x1b[31m.png, ...); "
         "1 of numbers that are no levels of 8 or 16 bits (Birne/floats.tiff)"
     )
 
