@@ -15,8 +15,8 @@ from pathlib import Path
 from tests.imports import module_of, parsed, walked
 
 MAX_POSITIONAL = 3  # arguments of a call; those beyond are passed by keyword
-# Beginnings of a docstring or comment that lacks the noun which it is about.
-FRAGMENT = re.compile(r"(Of|What|As) ")
+# Beginnings of a docstring or comment that lacks the noun which it is about, and of its sentences.
+FRAGMENT = re.compile(r"(Of|What|As) |.*[.:] Of [a-z]", re.DOTALL)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Breaches = Iterator[tuple[int, str]]

@@ -108,7 +108,7 @@ class RecurrentPolicy(nn.Module):
     """Actor and critic over one residual LSTM; an Agent (see protocol).
 
     Its state_dict fits a policy for any other slots: what depends on them is the fixed table of
-    their places alone. Of other blueprints it fits once `with_blueprints` has given it their rows.
+    their places alone. It fits other blueprints once `with_blueprints` has given it their rows.
     """
 
     mean: Tensor  # float32 [23 + 31]: of the features of the env, then of those of a slot

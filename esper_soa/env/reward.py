@@ -52,10 +52,10 @@ def reward(
 ) -> tuple[RewardTerms, EnvState]:
     """Terms of this env-step's reward [N], and the state with what rewards keep in it.
 
-    op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Of an env that is
-    about to be rolled back the caller keeps the old state. A user's reward is paid as it is, beside
-    it only the penalty for seeds that a rollback has removed. Where modes differ by env, every env
-    is paid as it would be if all envs had its mode.
+    op: int64 [N], the effective op: WAIT where the chosen one was not applicable. The caller
+    keeps the old state of an env that is about to be rolled back. A user's reward is paid as it is,
+    beside it only the penalty for seeds that a rollback has removed. Where modes differ by env,
+    every env is paid as it would be if all envs had its mode.
 
     mode: float64 [N], the place of each env's mode in settings.by_mode; None where all have one.
     """

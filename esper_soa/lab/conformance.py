@@ -95,8 +95,8 @@ def check_host(part: Part | str, classes: int = 10) -> str:
     """The engine that computes it on a CPU. Raises ConformanceError, with all findings, unless
     `part` is a host of that many classes.
 
-    part: what @esper_soa.host marks, or `module:name`. Of a Host with segments of its own only the
-    shapes are looked at.
+    part: what @esper_soa.host marks, or `module:name`. Only the shapes
+    of a Host with segments of its own are looked at.
     """
     engine = NATIVE
     with _checking(HOST, part) as (name, made, found):

@@ -1,5 +1,5 @@
 """Rows of the env-steps of runs of one round: means over hosts, and the seeds that were born or
-came to an end. Of a run that has written several, the newest is read. Needs no torch."""
+came to an end. The newest written round of a run is read. Needs no torch."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

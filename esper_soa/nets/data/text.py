@@ -107,8 +107,8 @@ class TextSet:
         return self.tokens[places].long()
 
     def labels(self, part: str) -> Tensor:
-        """The targets of the part's sequences [D, T], as tokens are stored. Of the training part,
-        the last sequences are left out that could not begin T tokens later.
+        """The targets of the part's sequences [D, T], as tokens are stored. The last
+        sequences of the training part that could not begin T tokens later are left out.
         """
         start, end = self.bounds[part]
         count = (end - start - 1) // self.context - (part == "train")

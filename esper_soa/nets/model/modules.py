@@ -50,7 +50,7 @@ class SoftNormModule(nn.Module):
 
 class SqueezeModule(nn.Module):
     """Numbers in (0, 1) [B, outputs, 1, 1] of x [B, C, H, W]: the mean of its pixels, linear, ReLU,
-    linear, sigmoid. Of x [B, C, ...] with other axes likewise, an axis of length 1 for each.
+    linear, sigmoid. Other axes of x [B, C, ...] likewise, an axis of length 1 for each.
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, hidden_bias: bool) -> None:
