@@ -5,6 +5,7 @@ tamiyo/tracker.py). Units: accuracies, contributions and their thresholds in per
 and ages in env-steps, terms of the reward in its unit. Ranges are behind defaults; see ranges.py.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from esper_soa.config.nets import SEQUENCES, DataConfig, TaskConfig
@@ -133,7 +134,8 @@ class EarlyStopConfig(Settings, path="early_stop."):
     @property
     def enabled(self) -> bool:
         """Whether any episode may end early."""
-        return self.patience > 0 or self.rollbacks > 0 or self.length != 0
+        values = self.patience, self.rollbacks, self.length
+        return any(not isinstance(value, int) or value > 0 for value in values)
 
 
 @dataclass
@@ -277,6 +279,8 @@ class RewardConfig(Settings, path="reward."):
         allowed = f"0 with reward.mode={self.mode}, as {', '.join(others)} pays no drip"
         remedy = "Leave it out or use reward.mode=basic_plus."
         self.require(self.drip_fraction == 0 or not others, "drip_fraction", allowed, remedy=remedy)
+        # the share of fossilize_terminal_scale that a proven seed is paid
+        self.fossilize_quality = math.tanh(1 / self.fossilize_quality_ceiling)
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
 """The kernels of an env-step as libraries compiled ahead of time, called as the eager ones.
 
-A library takes the tensors of its records in a fixed order and gives those of the results. Numbers
-that may differ by env are among them, so that runs which differ in these share a library. Whoever
-loads one compares it with the eager kernel on an empty state: only what is equal to the bit is
-taken. runtime/step_cache.py keeps libraries, runtime/compile_step.py makes them.
+A library takes the tensors of its records in a fixed order, and all numbers of the rules; it gives
+those of the results. So its code follows from the structure of the rules alone, and serves all runs
+of that structure. Whoever loads one compares it with the eager kernel on an empty state: only what
+is equal to the bit is taken. runtime/step_cache.py keeps libraries, runtime/compile_step.py makes
+them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +18,10 @@ import torch
 from tensordict import TensorClass
 from torch import Tensor
 
-from esper_soa.config.env import ENV_NUMBERS, REWARD_MODE
+from esper_soa.config.env import ENV_NUMBERS, EPISODE_LENGTH, REWARD_MODE
+from esper_soa.config.ranges import Settings
 from esper_soa.env.env_settings import config_of_envs
-from esper_soa.env.reward import settings_of_envs
+from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import (
     EnvRules,
     StepKernels,
@@ -31,6 +33,7 @@ from esper_soa.env.step import (
 from esper_soa.state import (
     STATE_FLOAT,
     Action,
+    Costs,
     EnvState,
     GradientStats,
     Measurements,
@@ -47,23 +50,89 @@ KERNELS: dict[str, Callable[..., Record]] = {
     "apply_action": apply_action,
 }
 
-
-# Settings whose numbers libraries are given, of every env, whether they differ or not.
-GIVEN_NUMBERS = tuple(
+# Settings whose numbers libraries are given of every env, whether they differ or not.
+GIVEN_BY_ENV = tuple(
     name for name in ENV_NUMBERS if name.startswith(("reward.", "gates.", "lifecycle."))
 )
+MAX_STEPS = "max_steps"
+MAX_SEEDS = "max_seeds"
+HOST_COUNTS = "counts.host"
+HOST_FLOP = "flop.host"
+OPTIONAL = "reward.drip_fraction"  # 0: without drips, and their code
+UNREAD = ("reward.mode", "reward.episode_end", "lifecycle.detached_stages", "governor.enabled")
 
 
-def structure_of(rules: EnvRules) -> EnvRules:
-    """The rules that libraries are compiled for: the same for all that differ in GIVEN_NUMBERS."""
-    nothing = dict.fromkeys(GIVEN_NUMBERS, torch.ones(()))
-    given = {*rules.kernel_settings, *GIVEN_NUMBERS}
+def given_by_env(rules: EnvRules) -> EnvRules:
+    """The rules whose kernels are given GIVEN_BY_ENV, and lengths where episodes end early."""
+    length = (EPISODE_LENGTH,) * rules.early_stop.enabled
+    given = {*rules.kernel_settings, *GIVEN_BY_ENV, *length}
+    return rules._replace(kernel_settings=tuple(sorted(given)))
+
+
+def _settings(rules: EnvRules) -> tuple[Settings, ...]:
+    reward = rules.reward.config
+    ends = (rules.early_stop,) * rules.early_stop.enabled
+    return rules.lifecycle, rules.gates, rules.signals, rules.governor, reward, reward.loss, *ends
+
+
+def plain_numbers(rules: EnvRules) -> tuple[dict[str, float], dict[str, int]]:
+    """The numbers of the rules that are the same for all envs, by name: floats, integers."""
+    reward = rules.reward
+    floats = {HOST_COUNTS: reward.counts.host, HOST_FLOP: reward.flop.host}
+    counts = {MAX_STEPS: rules.max_steps, MAX_SEEDS: int(rules.max_seeds)}
+    for part in _settings(rules):
+        whole = {item.name for item in fields(part) if item.type is int}  # type: ignore[arg-type]
+        for name, value in vars(part).items():
+            dotted = part.path + name
+            left_out = dotted in ENV_NUMBERS or (dotted == OPTIONAL and value == 0)
+            if type(value) in (int, float) and not left_out:
+                (counts if name in whole else floats)[dotted] = value
+    return floats, counts
+
+
+def numbers_of(rules: EnvRules) -> tuple[Tensor, ...]:
+    """The tensors that libraries are given of the rules, see `with_numbers`."""
+    floats, counts = plain_numbers(rules)
+    tables = rules.reward.counts[1:] + rules.reward.flop[1:]
+    numbers = torch.tensor([*floats.values()], dtype=STATE_FLOAT), torch.tensor([*counts.values()])
+    return (*numbers, rules.blueprints, *tables)
+
+
+def with_numbers(rules: EnvRules, given: Iterable[Tensor]) -> EnvRules:
+    """The rules with the tensors of `numbers_of` in place of all numbers and tables."""
+    floats, counts, blueprints, *tables = given
+    names = chain(*plain_numbers(rules))
+    values = dict(zip(names, (*floats.unbind(), *counts.unbind()), strict=True))
+
+    def replaced(settings: RewardSettings) -> RewardSettings:
+        return settings._replace(
+            config=config_of_envs(settings.config, values),
+            counts=Costs(values[HOST_COUNTS], *tables[:2]),  # type: ignore[arg-type]
+            flop=Costs(values[HOST_FLOP], *tables[2:]),  # type: ignore[arg-type]
+            max_steps=values[MAX_STEPS],
+            by_mode=tuple(map(replaced, settings.by_mode)),
+        )
+
+    ends = rules.early_stop
     return rules._replace(
-        reward=settings_of_envs(rules.reward, nothing),
-        gates=config_of_envs(rules.gates, nothing),
-        lifecycle=config_of_envs(rules.lifecycle, nothing),
-        kernel_settings=tuple(sorted(given)),
+        gates=config_of_envs(rules.gates, values),
+        signals=config_of_envs(rules.signals, values),
+        governor=config_of_envs(rules.governor, values),
+        reward=replaced(rules.reward),
+        blueprints=blueprints,
+        max_seeds=values[MAX_SEEDS],
+        early_stop=config_of_envs(ends, values),
     )
+
+
+def structure_of(rules: EnvRules) -> tuple[object, ...]:
+    """All that the code of libraries follows from, in a text that is the same for the same code."""
+    rules = given_by_env(rules)
+    nothing = dict.fromkeys((*chain(*plain_numbers(rules)), *ENV_NUMBERS, *UNREAD))
+    settings = [repr(config_of_envs(part, nothing)) for part in _settings(rules)]  # type: ignore[arg-type]
+    modes = rules.reward.config.modes, len(rules.reward.by_mode)
+    sizes = [(table.dtype, table.shape) for table in numbers_of(rules)]
+    return settings, modes, rules.kernel_settings, rules.observed, sizes
 
 
 class Structure(NamedTuple):
@@ -137,10 +206,13 @@ class LibraryError(Exception):
 
 
 class LibraryKernel:
-    """A kernel of a library, for the rules it was compiled for and inputs as its first ones."""
+    """A kernel of a library, for the numbers of its rules and inputs as its first ones."""
 
-    def __init__(self, path: Path, inputs: tuple[Record, ...], like: Record) -> None:
+    def __init__(
+        self, path: Path, rules: EnvRules, inputs: tuple[Record, ...], like: Record
+    ) -> None:
         """inputs, like: what the eager kernel takes and gives. RuntimeError where nothing loads."""
+        self.numbers = numbers_of(rules)
         self.runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
         self.like = like
         self.inputs = Structure.of(inputs)
@@ -152,7 +224,7 @@ class LibraryKernel:
         tensors = [*map(Tensor.contiguous, self.inputs.leaves(inputs))]
         if _layout(tensors) != self.layout:
             raise LibraryError("inputs of other dtypes or shapes than the kernels were loaded for")
-        return self.results.build(iter(self.runner.run(tensors)))
+        return self.results.build(iter(self.runner.run([*tensors, *self.numbers])))
 
 
 def _layout(tensors: list[Tensor]) -> tuple[list[torch.dtype], list[torch.Size]]:
@@ -160,16 +232,17 @@ def _layout(tensors: list[Tensor]) -> tuple[list[torch.dtype], list[torch.Size]]
 
 
 def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
-    """Kernels of the libraries in `folder`, which were compiled for `structure_of` these rules.
+    """Kernels of the libraries in `folder`, which were compiled for the structure of these rules.
 
     LibraryError where they cannot be loaded or differ from the eager ones, by a bit.
     """
-    rules = structure_of(rules)
+    rules = given_by_env(rules)
     examples = example_inputs(rules, num_envs)
     try:
         kernels = []
         for (name, eager), inputs in zip(KERNELS.items(), examples, strict=True):
-            kernel = LibraryKernel(folder / f"{name}.so", inputs, eager(rules, *inputs))
+            path = folder / f"{name}.so"
+            kernel = LibraryKernel(path, rules, inputs, like=eager(rules, *inputs))
             if not same_bits(leaves(kernel(rules, *inputs)), leaves(kernel.like)):
                 raise LibraryError(f"the libraries of {folder} do not compute what they should")
             kernels.append(kernel)

@@ -21,7 +21,10 @@ CAUSE_NAMES = ("", "plateau", "diverged", "length")
 
 
 def advance(
-    state: EnvState, cfg: EarlyStopConfig, max_steps: int, length: int | Tensor | None = None
+    state: EnvState,
+    cfg: EarlyStopConfig,
+    max_steps: int | Tensor,
+    length: int | Tensor | None = None,
 ) -> EnvState:
     """The state [N] behind an env-step's action, with the episodes that end here marked as over.
 
@@ -35,10 +38,10 @@ def advance(
     since = torch.where(improved, 0, ending.since + 1)
     before_last = signals.step < max_steps
     cause = torch.zeros_like(ending.cause)
-    if cfg.patience > 0:
-        cause = torch.where(since >= cfg.patience, Cause.PLATEAU, cause)
-    if cfg.rollbacks > 0:
-        cause = torch.where(state.totals.rollbacks.sum(1) >= cfg.rollbacks, Cause.DIVERGED, cause)
+    stalled = (since >= cfg.patience) & (cfg.patience > 0)
+    cause = torch.where(stalled, Cause.PLATEAU, cause)
+    lost = (state.totals.rollbacks.sum(1) >= cfg.rollbacks) & (cfg.rollbacks > 0)
+    cause = torch.where(lost, Cause.DIVERGED, cause)
     cause = torch.where(before_last & (signals.step >= cfg.min_steps), cause, Cause.NONE)
     if isinstance(length, Tensor):
         cause = torch.where(before_last & (signals.step >= length), Cause.LENGTH, cause)

@@ -1,4 +1,6 @@
-"""Settings that differ by env, as kernels read them: tensors in the place of numbers."""
+"""Settings as kernels read them: tensors in the place of numbers that differ by env, and of all
+numbers in kernels that are compiled ahead of time.
+"""
 
 from collections.abc import Mapping
 from copy import copy
@@ -21,8 +23,18 @@ def steps_by_slot(value: EnvNumber | Tensor) -> int | Tensor:
     return value.long().unsqueeze(1) if isinstance(value, Tensor) else int(value)
 
 
+def at_least(value: float | Tensor, least: float | Tensor) -> float | Tensor:
+    """The larger of two numbers, either of them a tensor where kernels are given it."""
+    return value.clamp(min=least) if isinstance(value, Tensor) else max(value, least)
+
+
+def known_zero(value: float | Tensor) -> bool:
+    """Whether a number is 0 in all runs that kernels are compiled for."""
+    return not isinstance(value, Tensor) and value == 0
+
+
 def config_of_envs(cfg: Config, values: Mapping[str, Tensor]) -> Config:
-    """`cfg` with tensors, by dotted name, in place of numbers that differ by env.
+    """`cfg` with tensors, by dotted name, in place of numbers.
 
     Values of its parts are replaced too.
     """

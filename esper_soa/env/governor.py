@@ -82,7 +82,7 @@ def allow_only_wait(masks: Masks, where: Tensor) -> Masks:
 
 
 def roll_back(
-    state: EnvState, cfg: GovernorConfig, prune_penalty: float
+    state: EnvState, cfg: GovernorConfig, prune_penalty: float | Tensor
 ) -> tuple[EnvState, RewardTerms]:
     """The env-step of an env that is rolled back to its snapshot, computed for all N envs.
 
@@ -95,10 +95,11 @@ def roll_back(
     slots = slots.replace(rent_params=torch.where(is_removed, 0.0, slots.rent_params))
     totals = state.totals
     reasons = torch.arange(NUM_REASONS, device=is_removed.device)
-    penalty = torch.full_like(totals.reward, -cfg.death_penalty)
+    penalty = -(torch.zeros_like(totals.reward) + cfg.death_penalty)
     totals = totals.replace(
         reward=totals.reward + penalty,
-        pending_penalty=totals.pending_penalty + prune_penalty * is_removed.sum(1),
+        # float32, as a number times integers is
+        pending_penalty=totals.pending_penalty + prune_penalty * is_removed.sum(1).float(),
         rollbacks=totals.rollbacks + (state.guard.reason[:, None] == reasons),
     )
     signals = state.signals.replace(

@@ -53,7 +53,11 @@ def slot_allows(
 
 
 def action_masks(
-    slots: Slots, ramp: Ramp, blueprints_allowed: Tensor, max_seeds: int, lifecycle: LifecycleConfig
+    slots: Slots,
+    ramp: Ramp,
+    blueprints_allowed: Tensor,
+    max_seeds: int | Tensor,
+    lifecycle: LifecycleConfig,
 ) -> Masks:
     """Legal choices of N envs (reference action masks).
 

@@ -41,7 +41,9 @@ NUM_SLOT_FEATURES = len(SLOT_FEATURES)
 FEATURE_LIMIT = 102.0  # beyond symlog / 7 of the largest float64; only infinities reach it
 
 
-def observe(state: EnvState, max_steps: int, settings: Sequence[Tensor] = ()) -> Observation:
+def observe(
+    state: EnvState, max_steps: int | Tensor, settings: Sequence[Tensor] = ()
+) -> Observation:
     """Observation of N envs; `max_steps` is the number of env-steps of an episode.
 
     settings: float64 [N] each, those of the env that the policy observes, as `setting_feature`.
@@ -80,7 +82,9 @@ def alpha_velocity(ramp: Ramp) -> Tensor:
     return torch.where(ramp.mode == AlphaMode.HOLD, 0.0, speed)
 
 
-def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_steps: int) -> Tensor:
+def env_features(
+    signals: Signals, num_recorded: Tensor, stage: Tensor, max_steps: int | Tensor
+) -> Tensor:
     """float64 [N, 23]: progress, losses and accuracies, stage shares, last action.
 
     num_recorded: int64 [N], entries of the histories that hold; older ones read UNKNOWN.
@@ -104,7 +108,9 @@ def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_step
     return torch.cat(parts, -1)
 
 
-def slot_features(slots: Slots, ramp: Ramp, speed: Tensor, left: Tensor, max_steps: int) -> Tensor:
+def slot_features(
+    slots: Slots, ramp: Ramp, speed: Tensor, left: Tensor, max_steps: int | Tensor
+) -> Tensor:
     """float64 [N, S, 31]: stage, alpha, contribution, gradients, ages; zeros where a slot is empty.
 
     A contribution of 0 stands for one that was never measured; only its freshness tells them apart.
@@ -151,6 +157,6 @@ def _points(value: Tensor) -> Tensor:
     return (value / POINTS).clamp(-1.0, 1.0)
 
 
-def _progress(count: Tensor, max_steps: int) -> Tensor:
+def _progress(count: Tensor, max_steps: int | Tensor) -> Tensor:
     """Env-steps or ticks as a share of the episode, at most 1."""
     return count.clamp(max=max_steps).to(torch.float64) / max_steps

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper_soa.config.env import ENV_NUMBERS, EPISODE_LENGTH, PBRS_GAMMA, RewardConfig
 from esper_soa.config.ranges import NO_SETTINGS, EnvSettings
-from esper_soa.env.env_settings import config_of_envs
+from esper_soa.env.env_settings import at_least, config_of_envs, known_zero
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import RewardTerms, add_terms, score
@@ -135,7 +135,7 @@ def reward_inputs(
         effective_params=effective,
         alpha_delta_sq=shock,
         total_params=total_params(slots, settings.counts),
-        host_params=torch.full_like(signals.val_accuracy, settings.counts.host),
+        host_params=torch.zeros_like(signals.val_accuracy) + settings.counts.host,
         fossilized_params=fossilized_params(slots, settings.counts),
         num_active=stage_in(slots.stage, ACTIVE_STAGES).sum(1),
         num_fossilized=state.totals.fossilized,
@@ -143,7 +143,7 @@ def reward_inputs(
         step=signals.step,
         max_steps=torch.zeros_like(signals.step) + settings.max_steps,
         train_flop=state.totals.train_flop,
-        host_flop=signals.step.to(STATE_FLOAT) * max(1.0, settings.flop.host),
+        host_flop=signals.step.to(STATE_FLOAT) * at_least(settings.flop.host, 1.0),
         batch_size=state.batch_size,
     )
 
@@ -157,7 +157,7 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
     params = occupied_params(slots, settings.counts)
     pays_rent = stage_in(slots.stage, RENT_STAGES)
     effective = torch.where(pays_rent, cfg.base_slot_rent_ratio * host + slots.alpha * params, 0.0)
-    weight = slots.rent_params / max(host, cfg.rent_host_params_floor)
+    weight = slots.rent_params / at_least(host, cfg.rent_host_params_floor)
     return effective.sum(1), ((slots.alpha - slots.rent_alpha).square() * weight).sum(1)
 
 
@@ -197,7 +197,7 @@ def _next_slots(
         rent_alpha=slots.alpha,
         rent_params=occupied_params(slots, settings.counts),
     )
-    if settings.config.drip_fraction == 0:
+    if known_zero(settings.config.drip_fraction):
         return slots
     opened = slot_op(inputs) == Op.FOSSILIZE
     return slots.replace(

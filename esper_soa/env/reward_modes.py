@@ -140,8 +140,8 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     harmful = known & (contribution < 0)
     goal = torch.where(useful, (cfg.contribution_weight * gain + penalty).clamp(min=0.0), 0.0)
     move = goal - inputs.escrow
-    if cfg.escrow_delta_clip > 0:
-        move = move.clamp(-cfg.escrow_delta_clip, cfg.escrow_delta_clip)
+    most = cfg.escrow_delta_clip
+    move = torch.where(useful & (most > 0), move.clamp(-most, most), move)
     move = torch.where(useful, move, torch.where(harmful, -inputs.escrow, 0.0))
     pruned = term.slot_op(inputs) == Op.PRUNE
     move = torch.where(pruned, -inputs.escrow, torch.where(fossil, 0.0, move))
@@ -225,7 +225,7 @@ def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, T
     holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
     is_proven = holding & (total > 0) & (contribution >= term.MIN_CONTRIBUTION)
     ransom = (total <= 0) & (contribution > RANSOM_CONTRIBUTION)
-    invalid = torch.full_like(contribution, cfg.basic_fossilize_invalid_penalty)
+    invalid = torch.zeros_like(contribution) + cfg.basic_fossilize_invalid_penalty
     failed = torch.where(ransom | ~holding, invalid, cfg.basic_fossilize_noncontributing_penalty)
     bonus = torch.where(is_proven, full * (1 - cfg.drip_fraction), failed)
     pool = torch.where(is_proven, full * cfg.drip_fraction, 0.0)

@@ -38,6 +38,11 @@ class RewardSettings(NamedTuple):
         end = self.config.episode_end
         return self.config.mode == "net" if end == "auto" else end == "terminated"
 
+    def lasting(self, steps: int) -> "RewardSettings":
+        """The same for episodes of so many env-steps."""
+        parts = tuple(part.lasting(steps) for part in self.by_mode)
+        return self._replace(max_steps=steps, by_mode=parts)
+
     @property
     def user_name(self) -> str:
         """Names of the users' rewards that are paid, in the order of modes; "" without any."""

@@ -3,8 +3,6 @@
 Formulas and constants are the reference's (contribution family), without branches, in float64.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -107,11 +105,12 @@ def seed_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 def timing_discount(age: Tensor, cfg: RewardConfig) -> Tensor:
     """Share of a reward that a germination at env-step `age` earns: from the floor up to 1."""
-    if cfg.disable_timing_discount or cfg.germination_warmup_steps <= 0:
+    if cfg.disable_timing_discount:
         return torch.ones_like(age, dtype=STATE_FLOAT)
-    share = age.to(STATE_FLOAT) / cfg.germination_warmup_steps
+    warmup = cfg.germination_warmup_steps
+    share = age.to(STATE_FLOAT) / warmup
     floor = cfg.germination_discount_floor
-    return (floor + (1 - floor) * share).where(age < cfg.germination_warmup_steps, 1.0)
+    return (floor + (1 - floor) * share).where((age < warmup) & (warmup > 0), 1.0)
 
 
 def joint_gain(progress: Tensor, contribution: Tensor, cfg: RewardConfig) -> Tensor:
@@ -140,10 +139,10 @@ def ratio_penalty(inputs: RewardInputs, discount: Tensor, cfg: RewardConfig) -> 
         return torch.zeros_like(inputs.contribution)
     threshold = cfg.hacking_ratio_threshold
     total = column(inputs.total)
-    supported = total > max(cfg.improvement_safe_threshold, SMALLEST_DIVISOR)
+    supported = (total > cfg.improvement_safe_threshold) & (total > SMALLEST_DIVISOR)
     ratio = inputs.contribution / torch.where(supported, total, 1.0)
     most = -cfg.prune_good_seed_penalty
-    excess = -(EXCESS_WEIGHT * (ratio - threshold) / threshold).clamp(min=0.0, max=most)
+    excess = -(EXCESS_WEIGHT * (ratio - threshold) / threshold).clamp(min=0.0).clamp(max=most)
     share = (inputs.contribution / WHOLE_PENALTY_CONTRIBUTION).clamp(max=1.0)
     unsupported = cfg.prune_good_seed_penalty * share
     unsupported = torch.where(total <= cfg.improvement_safe_threshold, unsupported, 0.0)
@@ -214,10 +213,10 @@ def compute_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 def alpha_shock(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Penalty for sudden alpha moves of large seeds, [N], at most 0."""
-    if cfg.disable_anti_gaming or cfg.alpha_shock_coef == 0:
+    if cfg.disable_anti_gaming:
         return torch.zeros_like(inputs.alpha_delta_sq)
     shock = (-cfg.alpha_shock_coef * inputs.alpha_delta_sq).clamp(min=-cfg.alpha_shock_cap)
-    return torch.where(inputs.alpha_delta_sq > 0, shock, 0.0)
+    return torch.where((inputs.alpha_delta_sq > 0) & (cfg.alpha_shock_coef > 0), shock, 0.0)
 
 
 def occupancy_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -234,13 +233,12 @@ def holding_share(inputs: RewardInputs) -> Tensor:
 def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Payment for GERMINATE on each slot [N, S]: the shaping of the stage to come, and its cost."""
     penalty = GERMINATE_IN_TAKEN_SLOT + cfg.germinate_cost
-    occupied = torch.full_like(inputs.contribution, penalty)
     bonus = torch.zeros_like(inputs.val_accuracy)
     if not cfg.disable_pbrs:
         potential = cfg.pbrs_weight * PBRS_GAMMA * STAGE_POTENTIALS[0][1]
         newborn = potential * timing_discount(inputs.step, cfg)
         bonus = torch.where(inputs.step < inputs.max_steps, newborn, bonus)
-    return torch.where(inputs.has_seed, occupied, column(bonus + cfg.germinate_cost))
+    return torch.where(inputs.has_seed, penalty, column(bonus + cfg.germinate_cost))
 
 
 def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -253,7 +251,7 @@ def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     is_proven = contribution >= MIN_CONTRIBUTION
     bonus = cfg.fossilize_base_bonus + cfg.fossilize_contribution_scale * contribution
     if not cfg.disable_terminal_reward:
-        bonus = bonus + cfg.fossilize_terminal_scale * math.tanh(1 / cfg.fossilize_quality_ceiling)
+        bonus = bonus + cfg.fossilize_terminal_scale * cfg.fossilize_quality
     is_selfish = (contribution > SELFISH_CONTRIBUTION) & (total < SELFISH_TOTAL)
     penalty = torch.where(is_selfish, SELFISH_PENALTY, torch.zeros_like(contribution))
     harm = (FOSSIL_DAMAGE_WEIGHT * total.abs()).clamp(max=MAX_FOSSIL_DAMAGE)

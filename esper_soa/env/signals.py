@@ -97,12 +97,12 @@ def age_memories(slots: Slots) -> Slots:
     )
 
 
-def stable_accuracy(signals: Signals, window: int) -> Tensor:
+def stable_accuracy(signals: Signals, window: int | Tensor) -> Tensor:
     """float64 [N]: smallest of the last `window` accuracies (at most HISTORY)."""
-    recent = signals.accuracy_history[:, -window:]
-    lag = torch.arange(recent.shape[1], 0, -1, device=recent.device)
-    recorded = lag <= signals.step.unsqueeze(-1)
-    return torch.where(recorded, recent, torch.inf).amin(-1)
+    history = signals.accuracy_history
+    lag = torch.arange(history.shape[1], 0, -1, device=history.device)
+    counted = (lag <= signals.step.unsqueeze(-1)) & (lag <= window)
+    return torch.where(counted, history, torch.inf).amin(-1)
 
 
 def push(history: Tensor, value: Tensor) -> Tensor:

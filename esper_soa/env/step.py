@@ -70,7 +70,7 @@ class EnvRules(NamedTuple):
     governor: env.GovernorConfig
     reward: RewardSettings
     blueprints: Tensor  # bool [P], by code, what may be germinated
-    max_seeds: int  # 0 = as many as slots
+    max_seeds: int | Tensor  # 0 = as many as slots
     shapley_orders: Tensor | None = None  # int64 [P, S], of arrival, for sampled Shapley values
     early_stop: env.EarlyStopConfig = env.EarlyStopConfig()
     # Dotted names of settings: those of which each env has its own; of them and others, those that
@@ -246,7 +246,8 @@ def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, 
     masks = action_masks(
         state.slots, state.ramp, rules.blueprints, max_seeds=rules.max_seeds, lifecycle=limits
     )
-    return masks, observe(state, rules.max_steps, [numbers[name] for name in rules.observed])
+    settings = [numbers[name] for name in rules.observed]
+    return masks, observe(state, rules.reward.max_steps, settings)
 
 
 def apply_action(
@@ -268,7 +269,9 @@ def apply_action(
     ended = rules.ended(before)
     if ended is None:
         return result
-    after = advance(result.state, rules.early_stop, rules.max_steps, length=settings.max_steps)
+    after = advance(
+        result.state, rules.early_stop, rules.reward.max_steps, length=settings.max_steps
+    )
     return StepResult(
         select(ended, before, after),
         select(ended, no_terms(result.terms.total), result.terms),

@@ -105,13 +105,12 @@ class World:
         """
         rules = self.rules
         steps = max(lengths)
-        parts = (part._replace(max_steps=steps) for part in rules.reward.by_mode)
         lasting = copy(self)
         lasting.kernels = EAGER
         lasting.lengths = lengths
         lasting.rules = rules._replace(
             setup=rules.setup._replace(steps=steps),
-            reward=rules.reward._replace(max_steps=steps, by_mode=tuple(parts)),
+            reward=rules.reward.lasting(steps),
             early_stop=EarlyStopConfig(length=steps),
             kernel_settings=tuple(dict.fromkeys((*rules.kernel_settings, EPISODE_LENGTH))),
         )

@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -28,12 +27,13 @@ from esper_soa.env.ahead import (
     KERNELS,
     LibraryError,
     LibraryKernel,
-    Record,
     example_inputs,
     example_values,
     leaves,
     made_up,
+    numbers_of,
     rebuild,
+    with_numbers,
 )
 from esper_soa.env.governor import discard_panicked, watch
 from esper_soa.env.step import EnvRules, apply_action, initial_state, record_and_observe
@@ -72,25 +72,29 @@ INDUCTOR_OPTIONS: dict[str, str | bool | int] = {
 }
 
 
-def compile_kernel(
-    name: str, rules: EnvRules, inputs: tuple[Record, ...], work: Path, draft: Path
-) -> None:
-    """Make the files of the kernel in `draft`, for any N."""
+def compile_kernel(name: str, rules: EnvRules, work: Path, draft: Path) -> None:
+    """Make the files of the kernel in `draft`, for any numbers, N and env-steps per episode."""
+    rules, num_envs = example_sizes(rules)
+    inputs = example_inputs(rules, num_envs)[[*KERNELS].index(name)]
 
     class FlatKernel(torch.nn.Module):
         """The kernel over the tensors of its records."""
 
         def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-            return tuple(leaves(KERNELS[name](rules, *rebuild(inputs, iter(given)))))
+            tensors = iter(given)
+            records = rebuild(inputs, tensors)
+            return tuple(leaves(KERNELS[name](with_numbers(rules, tensors), *records)))
 
     tensors = tuple(leaf.contiguous() for leaf in leaves(inputs))
-    dims = {0: Dim("N", min=1)}
-    program = export(
-        FlatKernel(),
-        tensors,
-        dynamic_shapes=(tuple(dims for _ in tensors),),
-        strict=False,
-    )
+    sizes = {num_envs: Dim("N", min=1), rules.max_steps: Dim("T", min=1)}
+    dims = [
+        {dim: sizes[size] for dim, size in enumerate(tensor.shape) if size in sizes}
+        for tensor in tensors
+    ]
+    numbers = numbers_of(rules)
+    tensors += numbers
+    shapes = (*dims, *({} for _ in numbers))
+    program = export(FlatKernel(), tensors, dynamic_shapes=(shapes,), strict=False)
     inexact = tuple(f"aten.{operation}." for operation in INEXACT_OPERATIONS)
     for node in program.graph.nodes:
         if str(node.target).startswith(inexact) and not _is_exact(node):
@@ -115,10 +119,14 @@ def _is_exact(node: torch.fx.Node) -> bool:
     return math.prod(shape[dim] for dim in node.args[1]) <= EXACT_SUMMANDS  # type: ignore[union-attr]
 
 
-def example_envs(rules: EnvRules) -> int:
-    """An N that no other size of the kernels has: export would take them for the same."""
-    sizes = {size for leaf in leaves(example_inputs(rules, 1)) for size in leaf.shape}
-    return next(number for number in count(11) if number not in sizes)
+def example_sizes(rules: EnvRules) -> tuple[EnvRules, int]:
+    """Rules of episodes, and an N, of sizes that nothing else in the kernels has: export would take
+    them for the same.
+    """
+    tensors = *leaves(example_inputs(rules, 1)), *numbers_of(rules)
+    sizes = {size for tensor in tensors for size in tensor.shape}
+    steps, num_envs, *_ = (number for number in range(11, 200) if number not in sizes)
+    return rules._replace(reward=rules.reward.lasting(steps)), num_envs
 
 
 def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
@@ -144,7 +152,8 @@ def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
         given = (state, measured, values), (observed, attribution, action, values)
         calls = zip(given, (recorded, result), strict=True)
         for name, (inputs, wanted) in zip(KERNELS, calls, strict=True):
-            libraries.setdefault(name, LibraryKernel(folder / f"{name}.so", inputs, wanted))
+            path = folder / f"{name}.so"
+            libraries.setdefault(name, LibraryKernel(path, rules, inputs, like=wanted))
             if not same_bits(leaves(libraries[name](rules, *inputs)), leaves(wanted)):
                 return f"{name} compiled rounds otherwise here (env-step {step} of {num_envs} envs)"
         state = result.state
@@ -159,9 +168,8 @@ def fill(folder: Path, key: str, rules: EnvRules) -> None:
         draft.mkdir(mode=0o700)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")
         try:
-            inputs = example_inputs(rules, example_envs(rules))
-            for name, kernel_inputs in zip(KERNELS, inputs, strict=True):
-                compile_kernel(name, rules, kernel_inputs, work=work, draft=draft)
+            for name in KERNELS:
+                compile_kernel(name, rules, work=work, draft=draft)
             proofs = (differs(rules, draft, num_envs) for num_envs in PROOF_ENVS)
             refusal = next(filter(None, proofs), "")
         except (RuntimeError, ValueError, TypeError, LibraryError, StopIteration) as error:

@@ -1,10 +1,10 @@
 """The cache of step kernels that were compiled ahead of time (env/ahead.py), and who fills it.
 
-A folder of the cache has the libraries for one key: sources, versions, processor, and the settings
-that the kernels read, but for the numbers that they are given (`structure_of`). It is written whole
-by a process of its own (compile_step.py) and renamed to its place, with the digests of its files;
-what differs from them is never run. Kernels are taken only where they equal the eager ones to the
-bit, so that no number depends on what the cache has.
+A folder of the cache has the libraries for one key: sources, versions, processor, and the structure
+of the rules (`structure_of`). It is written whole by a process of its own (compile_step.py) and
+renamed to its place, with the digests of its files; what differs from them is never run. Kernels
+are taken only where they equal the eager ones to the bit, so that no number depends on what the
+cache has.
 """
 
 import fcntl
@@ -25,7 +25,14 @@ from pathlib import Path
 import tensordict
 import torch
 
-from esper_soa.env.ahead import KERNELS, LibraryError, can_load, load_kernels, structure_of
+from esper_soa.env.ahead import (
+    KERNELS,
+    LibraryError,
+    can_load,
+    given_by_env,
+    load_kernels,
+    structure_of,
+)
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.system.caches import FolderError, open_cache, open_folder, read_user_file
@@ -57,22 +64,11 @@ def unsupported(rules: EnvRules) -> str:
 
 
 def step_key(rules: EnvRules) -> str:
-    """Digest of all that decides what the kernels of these rules are."""
-    rules = structure_of(rules)
-    reward = rules.reward
-    tables = reward.counts, reward.flop
-    costs = [(table.host, table.seed.tolist(), table.gate.tolist()) for table in tables]
-    settings = rules.lifecycle, rules.gates, rules.signals, rules.governor, rules.early_stop
+    """Digest of all that decides what the libraries of these rules are."""
     processor = this_processor()
     made_for = processor.machine, processor.kind or platform.processor()
     versions = torch.__version__, tensordict.__version__
-    kernels = (
-        rules.blueprints.tolist(),
-        rules.max_seeds,
-        (reward.config, costs, reward.max_steps),
-        rules.kernel_settings,
-    )
-    facts = sources_digest(), versions, made_for, settings, kernels
+    facts = sources_digest(), versions, made_for, structure_of(rules)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
 
 
@@ -212,7 +208,7 @@ def start_compiler(folder: Path, key: str, rules: EnvRules, niceness: int) -> in
     program = [sys.executable, "-m", "esper_soa.runtime.compile_step", str(folder), key]
     with tempfile.TemporaryFile() as given, open(os.devnull, "w") as nothing:
         # an engine may hold what cannot be sent, and kernels never ask it
-        pickle.dump(structure_of(rules)._replace(engine=None), given)  # type: ignore[arg-type]
+        pickle.dump(given_by_env(rules)._replace(engine=None), given)  # type: ignore[arg-type]
         given.seek(0)
         streams = [(os.POSIX_SPAWN_DUP2, given.fileno(), 0)]
         streams += [(os.POSIX_SPAWN_DUP2, nothing.fileno(), number) for number in (1, 2)]

@@ -30,7 +30,9 @@ def test_what_is_there_is_said_and_no_run_is_left(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_the_next_runs_are_compiled_whatever_their_numbers(tmp_path: Path) -> None:
     finished("--prepare", *SETTINGS, folder=tmp_path)
-    for number, words in enumerate(([], ["reward.rent_weight=1", "envs=3", "seed=5"])):
+    numbers = ["lifecycle.embargo_steps=7", "gates.min_blending_steps=4", "reward.pbrs_weight=0.1"]
+    sizes = ["reward.rent_weight=1", "envs=3", "steps=6", "seed=5", "task.base_channels=4"]
+    for number, words in enumerate(([], numbers, sizes)):
         finished(*SETTINGS, "rounds=1", f"run_dir=run{number}", *words, folder=tmp_path)
         log = (tmp_path / f"run{number}" / "log.txt").read_text()
         assert "kernels of the env state: compiled ahead of time" in log

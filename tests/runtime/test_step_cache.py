@@ -12,32 +12,35 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from copy import copy
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import tensordict
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.config.env import (
     REWARD_MODES,
     EarlyStopConfig,
     GatesConfig,
-    GovernorConfig,
     LifecycleConfig,
-    LossRewardConfig,
     RewardConfig,
-    SignalsConfig,
 )
+from esper_soa.config.ranges import Settings
 from esper_soa.env.ahead import (
     KERNELS,
     LibraryError,
     example_inputs,
     example_values,
+    given_by_env,
     leaves,
+    numbers_of,
+    plain_numbers,
     rebuild,
-    structure_of,
+    with_numbers,
 )
 from esper_soa.env.step import EAGER, EnvRules
 from esper_soa.runtime import compile_step, step_cache
@@ -55,7 +58,7 @@ from esper_soa.runtime.step_cache import (
     stored_kernels,
     unsupported,
 )
-from esper_soa.state import Action, same_bits
+from esper_soa.state import Action, Costs, same_bits
 from esper_soa.system.caches import open_cache
 from esper_soa.system.signals import Interrupted, signal_handlers
 from esper_soa.vocabulary import HEAD_NAMES, Stage
@@ -64,6 +67,7 @@ from tests.builders.program import ENVIRONMENT
 from tests.builders.tiny_world import CPU, rules_from, tiny_rules, tiny_settings
 
 ENVS = 3
+COSTS = ("counts", "flop")  # of rewards, by hosts and seeds
 SHORT = 4  # env-steps of a run that compiles nothing beside itself
 
 
@@ -134,26 +138,19 @@ def test_a_refusal_is_kept_and_said(folder: Path) -> None:
     assert told(rules).startswith("the cache lacks them")  # so it is tried again
 
 
-def test_the_key_follows_all_that_kernels_read() -> None:
+def test_the_key_follows_the_structure_of_what_kernels_read() -> None:
     rules = tiny_rules(2, 6)
-    reward = rules.reward
     others = [
         tiny_rules(3, 6),
-        tiny_rules(2, 7),
         tiny_rules(2, 6, RewardConfig(mode="escrow")),
-        tiny_rules(2, 6, RewardConfig(pbrs_weight=0.123)),
+        tiny_rules(2, 6, RewardConfig(disable_pbrs=True)),
+        tiny_rules(2, 6, RewardConfig(mode="basic")),
+        tiny_rules(2, 6, RewardConfig(mode="basic", drip_fraction=0.5)),
         rules._replace(lifecycle=LifecycleConfig(auto_forward_g1=True)),
-        rules._replace(gates=GatesConfig(min_gradient_health=0.5)),
-        rules._replace(signals=SignalsConfig(plateau_threshold=0.75)),
-        rules._replace(governor=GovernorConfig(snapshot_steps=7)),
+        rules._replace(gates=GatesConfig(permissive=False)),
         rules._replace(early_stop=EarlyStopConfig(rollbacks=1)),
-        rules._replace(max_seeds=1),
-        rules._replace(blueprints=~rules.blueprints),
-        *(
-            rules._replace(reward=reward._replace(**{name: costs._replace(**{part: value + 1})}))
-            for name, costs in (("counts", reward.counts), ("flop", reward.flop))
-            for part, value in costs._asdict().items()
-        ),
+        rules._replace(blueprints=F.pad(rules.blueprints, (0, 1))),
+        rules._replace(observed=("reward.rent_weight",)),
         rules_from(tiny_settings(4, 2, 6, RewardConfig(mode="[shaped,escrow]")), CPU),
         rules_from(tiny_settings(4, 2, 6, RewardConfig(mode="[escrow,shaped]")), CPU),
     ]
@@ -161,17 +158,37 @@ def test_the_key_follows_all_that_kernels_read() -> None:
     assert len({step_key(one) for one in (rules, *others)}) == 1 + len(others)
 
 
-def test_runs_whose_numbers_may_differ_by_env_share_their_kernels() -> None:
-    rules = tiny_rules(2, 6)
-    same = [
-        tiny_rules(
-            2, 6, RewardConfig(rent_weight=0.123, loss=LossRewardConfig(compute_rent_weight=1))
-        ),
-        rules._replace(lifecycle=LifecycleConfig(embargo_steps=7, min_prune_age=2)),
-        rules._replace(gates=replace(rules.gates, min_blending_steps=7)),
-        rules._replace(kernel_settings=("reward.rent_weight",)),
-    ]
-    assert {step_key(like) for like in same} == {step_key(rules)}
+def with_other_numbers(part: Settings) -> Settings:
+    """The settings with another value of every number."""
+    changed = copy(part)
+    numbers = {name: one + 1 for name, one in vars(part).items() if type(one) in (int, float)}
+    vars(changed).update(numbers)
+    return changed
+
+
+def test_runs_that_differ_in_numbers_share_their_kernels_which_heed_those_they_are_given() -> None:
+    """All numbers, of networks and early ends too: given as tensors they do what they do as such,
+    to the bit.
+    """
+    cfg = RewardConfig(mode="escrow", drip_fraction=0.0)
+    rules = tiny_rules(2, 6, cfg)._replace(early_stop=EarlyStopConfig(patience=3))
+    reward = rules.reward
+    config = with_other_numbers(reward.config)
+    vars(config).update(loss=with_other_numbers(cfg.loss), drip_fraction=0.0)
+    costs = {name: Costs(*(part + 1 for part in getattr(reward, name))) for name in COSTS}
+    parts = ("gates", "lifecycle", "signals", "governor", "early_stop")
+    other = rules._replace(
+        **{name: with_other_numbers(getattr(rules, name)) for name in parts},
+        reward=reward._replace(config=config, **costs).lasting(9),
+        blueprints=~rules.blueprints,
+        max_seeds=1,
+    )
+    assert step_key(other) == step_key(rules)
+    assert {*chain(*plain_numbers(other))} == {*chain(*plain_numbers(rules))}
+    for one in map(given_by_env, (rules, other)):
+        plain = with_numbers(one, numbers_of(one))
+        for kernel, inputs in zip(KERNELS.values(), example_inputs(one, ENVS), strict=True):
+            assert same_bits(leaves(kernel(one, *inputs)), leaves(kernel(plain, *inputs)))
 
 
 def test_the_key_follows_sources_and_versions(
@@ -288,7 +305,7 @@ def test_libraries_are_compared_over_an_episode_of_random_play(
 def test_what_cannot_be_proved_is_refused_and_the_cache_says_why(
     folder: Path, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
-    def compile_nothing(name: str, rules: EnvRules, own: object, work: Path, draft: Path) -> None:
+    def compile_nothing(name: str, rules: EnvRules, work: Path, draft: Path) -> None:
         if failure == "inductor":
             raise RuntimeError("no such\noperation")
 
@@ -417,7 +434,7 @@ def test_compiled_kernels_equal_the_eager_ones_to_the_bit(
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for number in (2, envs, 129):
-                assert differs(structure_of(rules), folder / step_key(rules), number) == ""
-    (state, measured, values), _ = example_inputs(structure_of(rules), envs)
+                assert differs(given_by_env(rules), folder / step_key(rules), number) == ""
+    (state, measured, values), _ = example_inputs(given_by_env(rules), envs)
     with pytest.raises(LibraryError, match="other dtypes or shapes"):
         kernels.record_and_observe(rules, state, measured[1:], values)
