@@ -29,7 +29,7 @@ from benchmarks import machine, sections
 from benchmarks.eps_config import EpsConfig
 from benchmarks.opponents import LoopSide
 from benchmarks.records import Record, Records, check_folder, finish, origin
-from benchmarks.sides import EngineSide, make_side
+from benchmarks.sides import make_side
 from benchmarks.timing import COLUMNS, Timing, in_turns
 from esper_soa.config.hydra_versions import MAIN
 from esper_soa.runtime.device import resolve_device
@@ -61,9 +61,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Median and 95th percentile of env-steps of all envs, in ms, the update apart; and their
-    number.
-    """
+    """Median, 95th percentile and number of env-steps of all envs, in ms, the update apart."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     return {"median": 1e3 * cuts[49], "p95": 1e3 * cuts[94], "number": len(seconds)}
 
@@ -133,11 +131,9 @@ def benchmark(cfg: EpsConfig) -> Record:
         state["other_cores"] = other_cores(before, clocks(everyone))
         record["busy"] = state | {"load_after": machine.load()}
         for contestant in everyone:
-            side = contestant.side
-            if isinstance(side, EngineSide):
-                steps = side.step_seconds[cfg.timed_steps :]
-                contestant.notes["env_step_ms"] = percentiles(steps)
-            contestant.notes["syncs"] = side.syncs()
+            steps = contestant.side.step_times(cfg.percentile_steps)
+            contestant.notes["env_step_ms"] = percentiles(steps)
+            contestant.notes["syncs"] = contestant.side.syncs()
     record["points"] = [point_record(cfg, at_point, points[0]) for at_point in points]
     return record
 

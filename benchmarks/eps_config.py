@@ -46,6 +46,7 @@ class EpsConfig:
     update: bool = True  # time the PPO update too
     timed_steps: int = 2  # env-steps of all envs in one timing
     repeats: int = 5  # timings of each side, in turns
+    percentile_steps: int = 100  # env-steps of all envs that percentiles are of
     warmup: int = 1  # untimed env-steps before
     bank: int = MIN_IMAGES  # training images that there are at least
     device: str = "auto"  # as in a run

@@ -157,6 +157,15 @@ class LoopSide:
             "peak_mib": sum(self.crowd.ask("peak_mib")),
         }
 
+    def step_times(self, number: int) -> list[float]:
+        """Seconds of so many env-steps of all envs, each by itself."""
+        times = []
+        for _ in range(number):
+            begun = time.perf_counter()
+            self.crowd.ask("play", 1)
+            times.append(time.perf_counter() - begun)
+        return times
+
     def syncs(self) -> int:
         """Waits for the device in an env-step of all envs."""
         return sum(self.crowd.ask("syncs"))
@@ -183,10 +192,6 @@ class LoopSide:
             lambda: max(self.crowd.ask("trial")),
         )
         self.tried |= {f"{words}, {form}": milliseconds for form, milliseconds in found.items()}
-        times = []
-        for _ in range(LAYOUT_TRIALS):
-            begun = time.perf_counter()
-            self.crowd.ask("play", 1)
-            times.append(time.perf_counter() - begun)
+        times = self.step_times(LAYOUT_TRIALS)
         self.tried[f"{words}, all envs"] = 1e3 * min(times)
         return min(times)

@@ -36,10 +36,11 @@ def opponents(records: Records) -> list[str]:
         for record, point, ratio in points_with(records, opponent):
             engine, loop = (last_column(point["sides"][name]) for name in ("engine", opponent))
             both = f"{engine['eps']:.1f}", f"{engine['images_per_second']:,.0f}", words
-            layout = f"{loop['eps']:.1f}", layout_cell(point["sides"][opponent])
+            side = point["sides"][opponent]
+            layout = f"{loop['eps']:.1f}", p95_cell(side), layout_cell(side)
             ratios = (ratio_cell(ratio[name]) for name in ("training", "validation", "all"))
             rows.append((work_cell(record, point), *both, *layout, *ratios))
-    speeds = "engine, EPS | images/s | beside | its EPS"
+    speeds = "engine, EPS | images/s | beside | its EPS | of all envs, p95"
     columns = "training | + validation | whole cycle"
     return markdown(f"work | {speeds} | laid out as | {columns}", rows)
 

@@ -95,7 +95,6 @@ class EngineSide:
         self._play(self.cfg.warmup)
         self.first_seconds = time.perf_counter() - begun
         self.update_rows = self._whole_rollout() if self.cfg.update else None
-        self.step_seconds.clear()
 
     def run(self) -> Timing:
         """A few env-steps of all envs, then one update, a share of which counts."""
@@ -166,6 +165,12 @@ class EngineSide:
         if self.step + 1 > self.cfg.steps:
             self.begin()
         self._play(1)
+
+    def step_times(self, number: int) -> list[float]:
+        """Seconds of so many more env-steps of all envs, each by itself."""
+        for _ in range(number):
+            self.one_step()
+        return self.step_seconds[-number:]
 
     def syncs(self) -> int:
         """Waits for the device in an env-step; what is compiled cannot be watched."""

@@ -21,7 +21,7 @@ stages:
 RUN = "envs=2 train_samples=32 val_samples=8 policy.ppo.minibatches=1"
 EPS = (
     "envs=2 batch_size=4 train_samples=8 val_samples=8 num_slots=2 repeats=2 steps=6 timed_steps=1 "
-    "limits=false compute.compile=off results={folder}"
+    "limits=false compute.compile=off percentile_steps=3 results={folder}"
 )
 TEXT = "envs=1 steps=3 train_samples=16 val_samples=8 policy.schedule.germinate=[1]"
 # Commands by the script and what they do, and the file that is there afterwards.
