@@ -1,8 +1,9 @@
 """The operations that a user's module calls, in their order, with the tensors that they take."""
 
 import math
+import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +18,7 @@ TRACED_BATCH = 2
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 FRAME = re.compile(r'File "(.+)", line (\d+), in (\w+)')
 FEATURES, PARAMETER, BUFFER = range(3)  # kinds of tensors
+NONE = -1
 
 
 @dataclass(eq=False)
@@ -37,6 +39,13 @@ class TracedCall(NamedTuple):
     arguments: dict[str, object]  # all others
     result: Value
     place: str  # the operation and the user's line that calls it, in words
+    function: Callable[..., Tensor | list[Tensor]]
+    item: int = NONE  # of what the function returns
+
+    def moved(self, numbers: Tensor) -> Tensor:
+        """The result of the function for other numbers in place of "self"."""
+        result = self.function(**{**self.arguments, "self": numbers})
+        return result if isinstance(result, Tensor) else result[self.item]
 
 
 class Trace(NamedTuple):
@@ -78,6 +87,8 @@ def _read(graph: fx.Graph, inputs: list[Value]) -> Trace:
     *nodes, output = graph.nodes
     values = dict(zip(nodes, inputs, strict=False))
     for node in nodes[len(inputs) :]:
+        if isinstance(node.meta["val"], list | tuple):
+            continue  # its items are calls
         call = _call_of(node, values)
         calls.append(call)
         values[node] = call.result
@@ -91,6 +102,11 @@ def _read(graph: fx.Graph, inputs: list[Value]) -> Trace:
 
 
 def _call_of(node: fx.Node, values: dict[fx.Node, Value]) -> TracedCall:
+    example = node.meta["val"]
+    result = Value(FEATURES, tuple(example.shape[1:]) if isinstance(example, Tensor) else ())
+    item = NONE
+    if node.target is operator.getitem:
+        node, item = cast(tuple[fx.Node, int], node.args)
     arguments = dict[str, object]()
     if isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema.arguments
@@ -101,12 +117,13 @@ def _call_of(node: fx.Node, values: dict[fx.Node, Value]) -> TracedCall:
     for value in taken.values():
         value.num_uses += 1
     others = {name: value for name, value in arguments.items() if name not in taken}
-    example = node.meta["val"]
-    result = Value(FEATURES, tuple(example.shape[1:]) if isinstance(example, Tensor) else ())
     name = _name_of(node)
     if taken.get("self", result).kind != BUFFER:
         name = name.removesuffix("_")
-    return TracedCall(name, taken, others, result=result, place=_place(node))
+    function = cast(Callable[..., Tensor], node.target)
+    return TracedCall(
+        name, taken, others, result=result, place=_place(node), function=function, item=item
+    )
 
 
 def _name_of(node: fx.Node) -> str:

@@ -208,7 +208,7 @@ class Tokens(nn.Module):
     def __init__(self, channels: int, pixels: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(channels)
-        self.pixels = nn.Sequential(nn.Linear(pixels, 36), nn.GELU(), nn.Linear(36, pixels))
+        self.pixels = nn.Sequential(nn.Linear(pixels, 35), nn.GELU(), nn.Linear(35, pixels))
         self.last_norm = nn.LayerNorm(channels)
         self.channels = nn.Sequential(nn.Linear(channels, 20), nn.GELU(), nn.Linear(20, channels))
 
@@ -248,3 +248,82 @@ class TokenNorm(nn.Module):
 def mixer(classes: int) -> nn.Sequential:
     patches = nn.Conv2d(3, 12, 4, 4)
     return nn.Sequential(patches, Tokens(12, 64), Tokens(12, 64), TokenHead(12, classes))
+
+
+class Moved(nn.Module):
+    """Parameters and constants beside features, some channels, and channels that alternate."""
+
+    def __init__(self, channels: int, side: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(channels, 1, 1))
+        self.positions = nn.Parameter(torch.rand(1, channels, side, side))
+        self.factor = nn.Parameter(torch.rand(()))
+        self.conv = nn.Conv2d(channels // 2, channels // 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(x, 3, 2, ceil_mode=True)
+        first, second = (self.scale * x + self.positions).chunk(2, 1)
+        x = torch.cat([first, F.gelu(self.conv(second))], 1)
+        x = x.unflatten(1, (3, -1)).transpose(1, 2).flatten(1, 2)
+        return (1 - x / 2) * self.factor - 3
+
+
+@host("moved")
+def moved(classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 12, 3, 2, 1), Moved(12, 8), Head(12, classes))
+
+
+class Attention(nn.Module):
+    """Attention by heads, of layers of their own or of a joint one."""
+
+    def __init__(self, channels: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.layers = nn.ModuleList(
+            nn.Linear(channels, 3 // layers * channels) for _ in range(layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (x.shape[1], self.heads, -1)
+        if len(self.layers) > 1:
+            taken = [layer(x).unflatten(2, heads[1:]).transpose(1, 2) for layer in self.layers]
+        else:
+            taken = list(
+                self.layers[0](x).reshape(len(x), heads[0], 3, *heads[1:]).permute(2, 0, 3, 1, 4)
+            )
+        return F.scaled_dot_product_attention(*taken).transpose(1, 2).flatten(2)
+
+
+class Attending(nn.Module):
+    """Attention of pixels and of tokens before them."""
+
+    def __init__(self, channels: int, heads: int, pixels: int) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.rand(1, 2, channels))
+        self.positions = nn.Parameter(torch.rand(1, 2 + pixels, channels))
+        self.norm = nn.LayerNorm(channels)
+        self.split = Attention(channels, heads, 3)
+        self.joint = Attention(channels, heads, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.tokens.expand(len(x), -1, -1), x.flatten(2).transpose(1, 2)], 1)
+        tokens = tokens + self.positions
+        tokens = tokens + self.joint(self.norm(tokens + self.split(tokens)))
+        return tokens[:, 2:].transpose(1, 2).reshape(x.shape)
+
+
+@host("attending")
+def attending(classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 20, 8, 8), Attending(20, 2, 16), Head(20, classes))
+
+
+@blueprint("attended")
+class Attended(Attending):
+    """A seed of attention, its own parameters before the tokens and beside the result."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, 2, 0)
+        self.positions = nn.Parameter(torch.rand(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)

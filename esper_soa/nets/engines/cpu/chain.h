@@ -31,13 +31,14 @@ typedef struct {
 typedef struct {
     int64_t kind;                  /* of the layer that it becomes */
     int64_t first, second;         /* operations before it whose results it takes; -1: what is given, and none; -2: given */
-    int64_t outputs, side;         /* channels and pixels along a side of what it gives, before a pool */
+    int64_t outputs, height, width; /* of what it gives, before a pool */
     int64_t kernel, stride, padding, depthwise, split;
+    int64_t begin, by_channel, by_pixel; /* see descriptor.h */
     int64_t activation, pooled, together;
     int64_t before, after;         /* the slots before and behind the pool, -1 for none */
     int64_t weight, scale, shift;  /* of parameters; shift: a bias where there is no scale */
     int64_t mean, variance, count; /* of statistics; count: of batches */
-    double eps, momentum;          /* of its norm */
+    double eps, momentum;          /* of its norm; of WEIGHED, the factor and what is added; of ATTEND, the factor of scores */
 } operation;
 
 /* A seed in a slot that is operations; all zero for one of parts. */
@@ -96,9 +97,9 @@ INLINE long numbers_of(const layer *own) {
     return own->tensors[0] + own->tensors[1] + own->tensors[2] + own->tensors[3];
 }
 
-INLINE descriptor new_descriptor(const networks *w, long batch, long inputs, long outputs, long side, long kernel) {
-    return (descriptor){.batch = batch, .in_channels = inputs, .out_channels = outputs, .height = side, .width = side,
-                   .in_height = side, .in_width = side, .kernel = kernel, .stride = 1, .padding = kernel / 2, .split = 1,
+INLINE descriptor new_descriptor(const networks *w, long batch, long inputs, long outputs, long height, long width, long kernel) {
+    return (descriptor){.batch = batch, .in_channels = inputs, .out_channels = outputs, .height = height, .width = width,
+                   .in_height = height, .in_width = width, .kernel = kernel, .stride = 1, .padding = kernel / 2, .split = 1,
                    .x_pixel = round_up(inputs), .eps = w->eps};
 }
 
@@ -127,7 +128,7 @@ typedef struct {
     const networks *w;
     layer *layers, *to;      /* the first, and where the next goes */
     long env, batch, operation;
-    long from, inputs, side; /* of the next: the layer that it reads, its channels and size */
+    long from, inputs, height, width; /* of the next: the layer that it reads, its channels and size */
     long slot;               /* -1 outside of seeds */
     int flags;
     const float *row; /* of parameters that are not yet entered */
@@ -136,7 +137,7 @@ typedef struct {
 
 static inline layer *add_layer(building *g, int kind, long outputs, long kernel) {
     layer own = {.kind = kind, .operation = g->operation, .from = {g->from, -1}, .slot = g->slot, .place = g->place};
-    own.s = new_descriptor(g->w, g->batch, g->inputs, outputs, g->side, kernel), own.s.flags = g->flags;
+    own.s = new_descriptor(g->w, g->batch, g->inputs, outputs, g->height, g->width, kernel), own.s.flags = g->flags;
     *g->to = own;
     g->inputs = outputs, g->from = g->to - g->layers;
     return g->to++;
@@ -175,24 +176,31 @@ static inline void add_runs(building *g, const seed_part *p, const float *gate, 
 
 INLINE float *column(float *row, long at) { return at < 0 ? NULL : row + at; }
 
+/* What comes next takes what this layer gives. */
+INLINE void stand_behind(building *g, const descriptor *s) {
+    g->inputs = s->out_channels, g->height = out_height(s), g->width = out_width(s);
+}
+
 /* The layer of an operation that reads layers `x` and `host`; its parameters and statistics stand in these rows. */
 static inline void add_operation(building *g, const operation *o, long x, long host, float *row, float *moving) {
-    g->from = x, g->inputs = COLOURS, g->side = g->w->size;
-    if (x >= 0) g->inputs = g->layers[x].s.out_channels, g->side = out_height(&g->layers[x].s);
+    g->from = x, g->inputs = COLOURS, g->height = g->width = g->w->size;
+    if (x >= 0) stand_behind(g, &g->layers[x].s);
     layer *own = add_layer(g, (int)o->kind, o->outputs, o->kernel);
     descriptor *s = &own->s;
     own->from[1] = host, own->by_columns = 1;
     if (x < 0) s->x_pixel = COLOURS;
-    s->mixed = o->kind == MIXED;
-    if (o->kind == PRODUCT) s->spread = out_pixels(&g->layers[host].s) == 1 && o->side > 1;
-    s->height = s->width = g->side = o->side, s->stride = o->stride, s->padding = o->padding;
+    s->mixed = o->kind == MIXED, s->attends = o->kind == ATTEND;
+    if (o->kind == PRODUCT) s->spread = out_pixels(&g->layers[host].s) == 1 && o->height * o->width > 1;
+    s->height = o->height, s->width = o->width, s->stride = o->stride, s->padding = o->padding;
     s->depthwise = (int)o->depthwise, s->split = o->split, s->together = o->together && o->kind == BLOCK;
     s->activation = (int)o->activation, s->linear = s->activation == IDENTITY;
     s->pooled = (int)o->pooled, s->eps = o->eps, s->momentum = o->momentum;
     s->weight = column(row, o->weight), s->scale = column(row, o->scale), s->shift = column(row, o->shift);
     s->running_mean = column(moving, o->mean), s->running_var = column(moving, o->variance);
     s->batches = column(moving, o->count);
-    if (o->kind == NORMED || o->kind == SEED) s->groups = o->split, s->split = 1;
+    s->begin = o->begin, s->by_channel = o->by_channel, s->by_pixel = o->by_pixel;
+    if (o->kind != BLOCK) s->groups = o->split, s->split = 1;
+    stand_behind(g, s);
     if (o->kind != NORMED) return;
     own->factor = s->weight ? tanhf(*s->weight) : 1.0f, s->alpha = &own->factor, s->own_residual = 1;
 }
@@ -200,12 +208,12 @@ static inline void add_operation(building *g, const operation *o, long x, long h
 /* The operations of a seed, and the join. */
 static inline void add_module(building *g, const module_seed *m, float *row, const float *alpha) {
     layer *first = g->to;
-    long base = first - g->layers, host = g->from, C = g->inputs, side = g->side;
+    long base = first - g->layers, host = g->from, C = g->inputs;
     for (const operation *o = g->w->program + m->begin; o < g->w->program + m->end; o++) {
         long second = o->second == -2 ? host : o->second < 0 ? -1 : base + o->second;
         add_operation(g, o, o->first < 0 ? host : base + o->first, second, row, NULL);
     }
-    g->side = side, g->place = m->numel;
+    g->place = m->numel;
     layer *own = add_layer(g, JOIN, C, 1);
     own->from[1] = host;
     own->s.alpha = alpha, own->s.flags |= REPLACED;
@@ -259,9 +267,8 @@ static inline long build_network(const networks *w, long env, long batch, layer 
         long count = g.to - layers, second = o->second < 0 ? -1 : result_of(layers, count, o->second);
         g.slot = -1, g.flags = 0, g.place = 0;
         add_operation(&g, o, result_of(layers, count, o->first), second, row, moving);
-        if (seeded) g.to[-1].s.pooled = 0;
-        if (seeded) add_seed(&g, o->before, (int)o->pooled);
-        if (o->pooled) g.side = o->side / 2;
+        if (seeded) g.to[-1].s.pooled = 0, stand_behind(&g, &g.to[-1].s);
+        if (seeded) add_seed(&g, o->before, (int)o->pooled), stand_behind(&g, &g.to[-1].s);
         if (seed_in(w, env, o->after)) add_seed(&g, o->after, 0);
     }
     return g.to - layers;

@@ -28,12 +28,14 @@ typedef struct {
     int pooled;              /* a 2x2 max pool follows */
     int flags;               /* of the seed */
     int linear;              /* no ReLU; window: its mean */
+    long begin, by_channel, by_pixel; /* points.h says where they are read */
     int mixed;               /* the weights are of pixels, [pixels, pixels of x], and the shift is of pixels */
+    int attends;             /* x is queries, keys and values of heads, side by side */
     int spread;              /* product: `host` has one pixel, for all of x */
     int own_residual;        /* seed and parts: x is added, and grad_x contains what flows through it */
     int through;             /* seed: straight-through, the host goes on with x; there is no out */
     int detached;            /* seed: of grad_x only (1 - alpha) of the gradient that arrives, nothing through the layer */
-    long groups;             /* seed: groups of the norm */
+    long groups;             /* seed: groups of the norm; pick: ways; attend: heads */
     double momentum, eps;
     const float *x;
     const float *weight;        /* [O, I, k, k] */
@@ -60,6 +62,7 @@ INLINE long in_floats(const descriptor *s) { return s->in_height * s->in_width *
 /* Floats of one image before the pool, and behind it; pixels and lines behind it. */
 INLINE long image_floats(const descriptor *s) { return s->height * s->width * round_up(s->out_channels); }
 INLINE long out_height(const descriptor *s) { return s->pooled ? s->height / 2 : s->height; }
+INLINE long out_width(const descriptor *s) { return s->pooled ? s->width / 2 : s->width; }
 INLINE long out_pixels(const descriptor *s) { return s->pooled ? (s->height / 2) * (s->width / 2) : s->height * s->width; }
 INLINE long out_floats(const descriptor *s) { return out_pixels(s) * round_up(s->out_channels); }
 

@@ -67,7 +67,7 @@ def host_program(shape: HostShape) -> np.ndarray:
     require(square and samples[0] == IMAGE_SHAPE[0], f"samples {list(samples)}")
     channels, side, _ = samples
     host = Program()
-    value = Operation(None, {"outputs": channels, "side": side})
+    value = Operation(None, {"outputs": channels, "height": side, "width": side})
     for segment in shape.segments:
         if isinstance(segment, ConvSegment):
             odd = segment.pooled and segment.size % 2  # a line would be left out
@@ -96,12 +96,11 @@ def seed_program(make: Factory, slot: FeatureShape) -> np.ndarray:
     require(len(slot) == len(IMAGE_SHAPE), f"features {list(slot)}")
     channels, side, _ = slot
     module = make_module(make, channels, SKELETON_SEED)
-    given = Operation(None, operations.PLAIN | {"outputs": channels, "side": side}, num_reads=1)
+    sizes = {"outputs": channels, "height": side, "width": side}
+    given = Operation(None, operations.PLAIN | sizes, num_reads=1)
     seed = Program()
-    seed.shown = ("c", "", "") if side == 1 else operations.IMAGE
     value = seed.extend(_trace(module, slot), given)
-    gives_new = value is not given and not value.num_reads and len(seed.shown) == len(slot)
-    gives_new = gives_new and seed.shown[0] == "c"
+    gives_new = value is not given and not value.num_reads and seed.gives_images(value)
     require(gives_new, f"{type(module).__name__}, which gives what it read")
     seed.operations.remove(value)
     return operations.table([*seed.operations, value])
@@ -137,7 +136,8 @@ def _block(block: ConvSegment, column: int, moving: int) -> dict[str, float]:
     kernel = block.channels * block.inputs * block.kernel**2
     return operations.PLAIN | {
         "outputs": block.channels,
-        "side": block.size,
+        "height": block.size,
+        "width": block.size,
         "kernel": block.kernel,
         "padding": block.kernel // 2,
         "together": 0,

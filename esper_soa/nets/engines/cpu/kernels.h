@@ -4,8 +4,11 @@
 
 #include "work.h"
 
-/* SEED: convolution and group norm; RELU: no norm. The last five: points.h and tokens.h. */
-enum { BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN, WINDOW, PRODUCT, BESIDE, PIXELS, MIXED };
+/* SEED: convolution and group norm; RELU: no norm. From WINDOW on: points.h, tokens.h and attention.h. */
+enum {
+    BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN, WINDOW, PRODUCT, BESIDE, PIXELS, MIXED, WEIGHED, PICK, LEAD,
+    ATTEND
+};
 
 /* A batch through a layer; where it convolves, its work is ready for that. */
 typedef void layer_kernel(const descriptor *s, const work *t);
@@ -13,7 +16,7 @@ typedef void layer_kernel(const descriptor *s, const work *t);
 typedef struct {
     struct {
         layer_kernel *forward, *backward;
-    } of[MIXED + 1];          /* by kind */
+    } of[ATTEND + 1];          /* by kind */
     layer_kernel *block_infer; /* see block.h */
     void (*convolve)(const conv_job *), (*wgrad)(const wgrad_job *);         /* see layer.h */
     void (*patches)(const float *in, long W, long I, long lines, float *to, int m); /* see winograd.h */

@@ -223,7 +223,7 @@ static inline void input_gradient(const descriptor *s, const work *t, long b, lo
                     .depthwise = s->depthwise, .images = count, .in_image = grad_floats(s), .out_image = in_floats(s)};
     if (k == 1 && s->stride > 1) zero(to, in_floats(s));
     for (long g = 0; g < s->split; g++, job.in += job.I, job.weight += group_weights(s), job.out += job.O)
-        if (k > 1 && k == s->in_height && !s->padding) by_pixels(s, job, padded_grad(s, t, b) - t->grad);
+        if (k > 1 && k == s->in_height && k == s->in_width && !s->padding) by_pixels(s, job, padded_grad(s, t, b) - t->grad);
         else if (k > 1 || s->stride == 1) conv_image(&job);
         else by_lines(s, job);
 }

@@ -1,4 +1,5 @@
 /* The table of kernels of one width; included by the files that say which. */
+#include "attention.h"
 #include "block.h"
 #include "blend.h"
 #include "parts.h"
@@ -22,6 +23,10 @@ const kernels KERNELS = {
         [BESIDE] = {beside_forward, beside_backward},
         [PIXELS] = {pixels_forward, pixels_backward},
         [MIXED] = {mixed_forward, mixed_backward},
+        [WEIGHED] = {weighed_forward, weighed_backward},
+        [PICK] = {pick_forward, pick_backward},
+        [LEAD] = {lead_forward, lead_backward},
+        [ATTEND] = {attend_forward, attend_backward},
     },
     .block_infer = block_infer,
     .convolve = conv_by,

@@ -220,10 +220,12 @@ static void add_norm(const training *t, const float *grad, long numel, seed_norm
     found->exploding += !(norm <= t->exploding_norm);
 }
 
-static void add_operation_norms(const training *t, const descriptor *s, seed_norms *found) {
+static void add_operation_norms(const training *t, const descriptor *s, int kind, seed_norms *found) {
     long I = s->depthwise ? 1 : s->in_channels / s->split, each = s->kernel ? I * s->kernel * s->kernel : 0;
     long O = s->mixed ? s->height * s->width : s->out_channels;
     if (s->mixed) each = s->in_height * s->in_width;
+    if (kind == LEAD) each = (image_floats(s) - in_floats(s)) / s->x_pixel;
+    if (kind == WEIGHED) O = weighed_numbers(s);
     if (s->weight && each) add_norm(t, s->grad_weight, O * each, found);
     if (s->scale) add_norm(t, s->grad_scale, O, found);
     if (s->shift) add_norm(t, s->grad_shift, O, found);
@@ -232,7 +234,7 @@ static void add_operation_norms(const training *t, const descriptor *s, seed_nor
 static seed_norms norms_of(const training *t, const layer *first, const float *grads) {
     seed_norms found = {0};
     for (const layer *own = first; own < first + first->span; own++)
-        if (own->by_columns) add_operation_norms(t, &own->s, &found);
+        if (own->by_columns) add_operation_norms(t, &own->s, own->kind, &found);
         else
             for (int i = 0; i < MOST_TENSORS && own->tensors[i]; i++)
                 add_norm(t, grads + found.numel, own->tensors[i], &found);

@@ -72,17 +72,31 @@ typedef struct {
     double *sum, *moment;    /* [P]: sum of dz, sum of dz * (y - mean) */
 } work;
 
+/* Numbers in whole vectors of any length. */
+INLINE long whole(long count) { return (count + 15) / 16 * 16; }
+
 /* Floats of a line of numbers of all pixels of x, in whole vectors of any length. */
-INLINE long mixed_line(const descriptor *s) { return (s->in_height * s->in_width + 15) / 16 * 16; }
+INLINE long mixed_line(const descriptor *s) { return whole(s->in_height * s->in_width); }
 INLINE long mixed_room(const descriptor *s) {
     return s->mixed ? (s->out_channels + s->height * s->width) * mixed_line(s) : 0;
+}
+
+/* Parameters of WEIGHED. */
+INLINE long weighed_numbers(const descriptor *s) {
+    return (s->by_channel ? s->out_channels : 1) * (s->by_pixel ? s->height * s->width : 1);
+}
+
+/* ATTEND: scores and their gradients [T, T], queries, keys, values and gradients of all heads' outputs [T, D] and [D, T]. */
+INLINE long attention_room(const descriptor *s) {
+    long T = s->height * s->width, D = s->out_channels / s->groups;
+    return 2 * T * whole(T) + 6 * T * whole(D) + whole(D) * whole(T);
 }
 
 static inline work lay_work(const descriptor *s, arena *a) {
     long P = round_up(s->out_channels), Q = round_up(s->in_channels), G = group_of(s);
     work t = {.padded = take_floats(a, G * padded_floats(s, s->x_pixel)),
               .grad = take_floats(a, G * grad_floats(s)),
-              .room = take_floats(a, s->mixed ? mixed_room(s) : tiles_room(s->in_height, s->in_width, P > Q ? P : Q)),
+              .room = take_floats(a, s->mixed ? mixed_room(s) : s->attends ? attention_room(s) : tiles_room(s->in_height, s->in_width, P > Q ? P : Q)),
               .weights = take_floats(a, packed_forward(s)), .turned = take_floats(a, packed_backward(s)),
               .grad_weight = take_floats(a, packed_forward(s)), .rows = take_floats(a, ROWS * P)};
     if (!s->conv) t.y = take_floats(a, G * image_floats(s));

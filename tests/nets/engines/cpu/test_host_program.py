@@ -35,8 +35,10 @@ SLOTS = {
     "identity": ["r0c0", "r0c1", "r0c2", "r0c3"],
     "mixed": ["r0c0", "r0c1"],
     "mixer": ["r0c0", "r0c1", "r0c2"],
+    "moved": ["r0c0", "r0c1"],
+    "attending": ["r0c0", "r0c1"],
 }
-SEEDS = ("weighted", "beside", "tokens")
+SEEDS = ("weighted", "beside", "tokens", "attended")
 
 
 def shape_of(name: str) -> HostShape:
@@ -84,7 +86,7 @@ def test_hosts_of_modules_with_seeds_equal_torch(name: str) -> None:
 def test_seeds_that_are_modules_equal_torch(optimizer: str, stage: int) -> None:
     world = made("resnet", optimizer, blueprints=SEEDS)
     assert isinstance(world.rules.engine, CpuEngine), world.rules.engine.chosen.reason
-    kinds = np.array([[13, 14, 15], [14, 15, 13], [15, 13, 14]] * 2)
+    kinds = np.array([[13, 14, 15], [14, 15, 16], [16, 13, 14]] * 2)
     blends = np.array([[Blend.ADD, Blend.MULTIPLY, Blend.GATE]])
     seeds = seeds_where(np.ones_like(kinds, dtype=bool), stage, kinds, blends)
     equals_torch(world, seeds, nothing=NOTHING, share=ONE_SIDE)
@@ -92,7 +94,7 @@ def test_seeds_that_are_modules_equal_torch(optimizer: str, stage: int) -> None:
 
 def test_a_residual_block_with_a_stride_is_four_operations() -> None:
     program = host_program(shape_of("resnet"))
-    columns = ["first", "second", "outputs", "side", "kernel", "stride", "activation", "after"]
+    columns = ["first", "second", "outputs", "width", "kernel", "stride", "activation", "after"]
     assert [tuple(row[columns]) for row in program[3:-1]] == [
         (2, -1, 20, 16, 3, 2, 0, -1),
         (2, -1, 20, 16, 1, 2, 1, -1),
