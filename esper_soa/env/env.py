@@ -9,6 +9,7 @@
 
 from copy import copy
 
+import torch
 from torch import Tensor
 
 from esper_soa.config.env import REWARD_MODE
@@ -16,7 +17,8 @@ from esper_soa.env.early_stop import Cause
 from esper_soa.env.step import EnvView, StepData, StepResult, initial_state, look, measure_
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
-from esper_soa.state import Action, EnvState, Masks, Observation, View
+from esper_soa.nets.seeds.snapshot import copy_envs_
+from esper_soa.state import Action, EnvState, Masks, Observation, View, select
 
 
 class Observer:
@@ -173,6 +175,23 @@ class Env:
             observed.measured[source],
             restarted=observed.restarted[source],
             ended=ended,
+        )
+
+    def take_envs_(self, origin: World, seen: EnvView, source: Tensor, where: Tensor) -> None:
+        """Make the envs `where` (bool [N]) copies of the envs source[i] (int64 [N]) of `origin`, as
+        they were `seen` there before the actions of this env-step; the world follows them all.
+        """
+        self.world.follow_(origin, source)
+        copy_envs_(self.world.weights, origin.weights, source, where=where)
+        given = EnvView._make(None if part is None else part[source] for part in seen)
+        kept = self.observed or given._replace(view=given.view.replace(state=self.state))
+        view = select(where, given.view, kept.view)
+        self.observed = EnvView(
+            view,
+            select(where, given.attribution, kept.attribution),
+            select(where, given.measured, kept.measured),
+            restarted=torch.where(where, given.restarted, kept.restarted),
+            ended=self.world.rules.ended(view.state),
         )
 
     def copy(self) -> "Env":

@@ -24,7 +24,7 @@ from esper_soa.nets.data.image_set import DatasetEntry, ImageSet, sets_of
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, copy_envs_, snapshot_where_
-from esper_soa.nets.setup import Setup
+from esper_soa.nets.setup import Setup, lay_out
 from esper_soa.nets.sgd import rules_of
 from esper_soa.state import STATE_FLOAT, EnvState
 from esper_soa.system import streams
@@ -197,16 +197,10 @@ class World:
         The host reads `source` where settings differ by env. Raises SettingError where envs do not
         have the whole data set, or not the same.
         """
-        remedy = "Copied envs train on the samples of their source."
-        check(not self.setup.data.split, "data.split", True, allowed="False", remedy=remedy)
-        names = self.setup.data.name
-        check(len(sets_of(self.data)) == 1, "data.name", names, allowed="one set", remedy=remedy)
-        copy_envs_(self.weights, source)
-        self.values = {name: values[source] for name, values in self.values.items()}
-        self.kernel_values = tuple(self.values[name] for name in self.rules.kernel_settings)
-        if self.factors:
-            table, places = self.factors
-            self.factors = [table, places[source]]
+        self._check_shared_data()
+        is_copy = source != torch.arange(len(source), device=source.device)
+        copy_envs_(self.weights, self.weights, source, where=is_copy)
+        self._take_settings(self, source)
         if self.settings:
             first = self.reduction.first_env
             envs = [*range(self.reduction.all_envs(self.setup.num_envs))]
@@ -215,7 +209,56 @@ class World:
                 name: [numbers[env] for env in envs] for name, numbers in self.settings.items()
             }
         if same_draws:
-            self._draw_as(self.drawn_as[source])
+            self._take_draws(self, source)
+
+    def _check_shared_data(self) -> None:
+        """Raise SettingError where an env cannot train on the samples of any other."""
+        remedy = "Copied envs train on the samples of their source."
+        check(not self.setup.data.split, "data.split", True, allowed="False", remedy=remedy)
+        names = self.setup.data.name
+        check(len(sets_of(self.data)) == 1, "data.name", names, allowed="one set", remedy=remedy)
+
+    def _take_settings(self, origin: "World", source: Tensor) -> None:
+        self.values = {name: values[source] for name, values in origin.values.items()}
+        self.kernel_values = tuple(self.values[name] for name in self.rules.kernel_settings)
+        self.factors = list(origin.factors)
+        if origin.factors:
+            table, places = origin.factors
+            self.factors = [table, places[source]]
+
+    def _take_draws(self, origin: "World", source: Tensor) -> None:
+        self.drawn_as = origin.drawn_as[source]
+        self._keys = {}
+        self.orders = [order.rows(source) for order in origin.orders]
+
+    def beside(self, rows: int) -> "World":
+        """A world on the same data, with weights for so many envs, each of which is what `follow_`
+        makes of it; their episodes end early where their state says so.
+
+        Kernels of the env state are not compiled. Raises SettingError where envs do not have the
+        whole data set, or not the same.
+        """
+        self._check_shared_data()
+        first = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        beside = copy(self)
+        beside.kernels = EAGER
+        beside.reduction = ALL_ENVS
+        beside.settings = {}
+        beside.rules = self.rules._replace(
+            setup=lay_out(self.setup, rows), early_stop=EarlyStopConfig(length=self.rules.max_steps)
+        )
+        beside.envs = self.envs[first]
+        beside.weights = self.weights[first]
+        beside.follow_(self, first)
+        return beside
+
+    def follow_(self, origin: "World", source: Tensor) -> None:
+        """From here on every env i has the settings, the data order and the draws that env
+        source[i] (int64 [N]) of `origin` has in its round.
+        """
+        self.round = origin.round
+        self._take_settings(origin, source)
+        self._take_draws(origin, source)
 
     def copy(self) -> "World":
         """A world that stands where this one does, with weights of its own, on the same data."""

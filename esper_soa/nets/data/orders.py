@@ -4,6 +4,7 @@ The samples of an env depend on its own stream and on its number of earlier samp
 envs. Nothing here loops over envs or copies to the host.
 """
 
+from copy import copy
 from functools import lru_cache
 from math import isqrt
 from typing import NamedTuple
@@ -36,6 +37,13 @@ class SampleOrders:
         self.stored = num_envs * dataset_size <= MAX_STORED
         self.pass_number = -1
         self.order = torch.empty(0)
+
+    def rows(self, envs: Tensor) -> "SampleOrders":
+        """The orders of some of the envs, int64 [m] places among them."""
+        part = copy(self)
+        part.keys = self.keys[envs]
+        part.order = self.order[envs] if len(self.order) else self.order
+        return part
 
     def draw(self, start: int, count: int) -> Tensor:
         """Training samples int64 [n, count] of envs that drew `start` before; may span passes."""

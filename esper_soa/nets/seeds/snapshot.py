@@ -82,11 +82,15 @@ def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
         torch.where(where[:, None], source, target, out=target)
 
 
-def copy_envs_(weights: TensorDict, source: Tensor) -> None:
-    """Give every env i all rows of env source[i] (int64 [N]): hosts, seeds, momentum, snapshots."""
-    changed = source != torch.arange(len(source), device=source.device)
-    for rows in weights.flatten_keys(".").to_dict().values():
+def copy_envs_(weights: TensorDict, origin: TensorDict, source: Tensor, where: Tensor) -> None:
+    """Give the envs `where` (bool [N]) all rows of the envs source[i] (int64 [N]) of `origin`,
+    which may be `weights`: hosts, seeds, momentum, snapshots.
+    """
+    givers = origin.flatten_keys(".")
+    for name, rows in weights.flatten_keys(".").items():
+        given = givers[name]
         if source.device.type == "cpu":
-            rows[changed] = rows[source[changed]]
+            rows[where] = given[source[where]]
         else:
-            rows.copy_(rows.index_select(0, source))
+            among = where.view(-1, *[1] * (rows.ndim - 1))
+            torch.where(among, given.index_select(0, source), rows, out=rows)

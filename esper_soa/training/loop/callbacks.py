@@ -15,6 +15,7 @@ from esper_soa.system.json_lines import Json
 from esper_soa.training.files.run_folder import RunFolder
 from esper_soa.training.files.session import Session
 from esper_soa.training.loop.collect import Player
+from esper_soa.training.loop.recorder import Recorder
 from esper_soa.training.results.final_table import Summary
 from esper_soa.training.results.totals import RunTotals
 
@@ -62,6 +63,12 @@ class Callback:
         more than the env-step. Keep clones alone, as tensors are overwritten.
         """
 
+    def watch(self, run: RunView, recorder: Recorder) -> Recorder:
+        """The recorder of a round that begins, controls left out: `recorder`, or one that passes
+        all on to it.
+        """
+        return recorder
+
     def on_round_end(self, run: RunView, metrics: Mapping[str, Json]) -> None:
         """After a round, once what is due is saved; metrics: its line of metrics.jsonl."""
 
@@ -77,10 +84,15 @@ class Callback:
 
 
 def make_callbacks(
-    track: list[str], report: bool, user_callbacks: Sequence[Callback] = ()
+    track: list[str], report: bool, user_callbacks: Sequence[Callback] = (), ops: Sequence[str] = ()
 ) -> list[Callback]:
-    """The callbacks of the trackers, a user's, and the report, which comes last."""
+    """The callbacks of the trackers, a user's, that of the effects of the actions `ops`, and the
+    report, which comes last.
+    """
     callbacks = list(user_callbacks)
+    if ops:
+        asked = f"effects.ops=[{','.join(ops)}]"
+        callbacks.append(cast(Callback, find_in_lab("effects.ops", asked, "Take effects.ops=[]")()))
     if track:
         tracking = find_in_lab("track", f"track={track}", "Take track=[]")
         callbacks.insert(0, cast(Callback, tracking(track)))

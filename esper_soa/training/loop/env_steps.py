@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper_soa.state import STATE_FLOAT, EnvState
 from esper_soa.training.loop.callbacks import Callback, EnvStep, RunView
-from esper_soa.training.loop.recorder import Facts, Recorder
+from esper_soa.training.loop.recorder import Facts, PassingRecorder, Recorder
 from esper_soa.vocabulary import HEAD_NAMES
 
 # The numbers [N] that callbacks get of an env-step, by name: where they are in Facts.
@@ -29,22 +29,20 @@ STEP_NUMBERS: Mapping[str, Callable[[Facts], Tensor]] = {
 }
 
 
-class StepRecorder(Recorder):
+class StepRecorder(PassingRecorder):
     """Passes all on to another recorder, and the numbers of env-steps to callbacks."""
 
     def __init__(self, recorder: Recorder, run: RunView, callbacks: Sequence[Callback]) -> None:
-        self._recorder = recorder
+        super().__init__(recorder)
         self._run = run
         self._callbacks = callbacks
         self._number = 0
         self._step = 0  # env-steps that have begun in this round
-        self.full = recorder.full
 
     def begin(self, number: int) -> None:
         self._number = number
         self._step = 0
-        self._recorder.begin(number)
-        self.full = self._recorder.full
+        super().begin(number)
 
     def pack(self, facts: Facts) -> Tensor:
         """The numbers of callbacks, before those of the other recorder."""
@@ -61,9 +59,6 @@ class StepRecorder(Recorder):
         if numbers.shape[1] > len(STEP_NUMBERS):
             self._recorder.emit(step, numbers[:, len(STEP_NUMBERS) :].copy())
 
-    def end(self) -> None:
-        self._recorder.end()
-
     def _call(self, step: int, numbers: np.ndarray, state: EnvState | None) -> None:
         """Call those that ask for the state, or without one those that do not."""
         by_name = dict(zip(STEP_NUMBERS, numbers.T.copy(), strict=True))
@@ -78,4 +73,8 @@ def step_recorder(recorder: Recorder, run: RunView, callbacks: Sequence[Callback
     asking = [
         callback for callback in callbacks if type(callback).on_env_step is not Callback.on_env_step
     ]
-    return StepRecorder(recorder, run, asking) if asking else recorder
+    if asking:
+        recorder = StepRecorder(recorder, run, asking)
+    for callback in callbacks:
+        recorder = callback.watch(run, recorder)
+    return recorder

@@ -69,6 +69,27 @@ class Recorder:
 NO_RECORDER = Recorder()
 
 
+class PassingRecorder(Recorder):
+    """Passes the env-steps of a round on to another recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.full = recorder.full
+
+    def begin(self, number: int) -> None:
+        self._recorder.begin(number)
+        self.full = self._recorder.full
+
+    def pack(self, facts: Facts) -> Tensor | None:
+        return self._recorder.pack(facts)
+
+    def emit(self, step: int, numbers: np.ndarray) -> None:
+        self._recorder.emit(step, numbers)
+
+    def end(self) -> None:
+        self._recorder.end()
+
+
 def no_recorder(world: World) -> Recorder:
     """Nothing records the env-steps of the world."""
     return NO_RECORDER

@@ -22,12 +22,15 @@ def with_test(world: World, result: RoundResult) -> RoundResult:
     return result._replace(test_accuracies=accuracies, test_losses=losses, answers=answers)
 
 
-def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[float], Tensor]:
+def measure_test(
+    world: World, hosts: HostStates, over: Tensor | None = None
+) -> tuple[list[float], list[float], Tensor]:
     """Accuracies (percent) and losses (nats, mean over the targets) of N hosts with all seeds on,
     and the right targets of each of J test samples [N, J], -1 where a host has other samples: int8
     where that holds them, else int16.
 
-    hosts: those of all envs of the run as they were last measured. The samples go through in passes
+    hosts: those of all envs of the run as last measured. over: bool [N, S], hosts to leave out,
+    where episodes may end early; their scores mean nothing. The samples go through in passes
     of as many as a validation pass has, so that an engine which keeps steps has one for both.
     """
     setup = world.setup
@@ -37,7 +40,7 @@ def measure_test(world: World, hosts: HostStates) -> tuple[list[float], list[flo
     running = stage_in(stage, RUNNING_STAGES)
     none = torch.zeros_like(running)
     visible = running & (alpha > 0)
-    over = none if world.rules.early_stop.enabled else None
+    over = none if over is None and world.rules.early_stop.enabled else over
     seeds = SlotSeeds(running, stage, blueprint, blend, none, visible, none, none, none, over)
     active = engine.claim_(setup, world.weights, seeds, keys=world.seed_keys(0))
     parts = [(len(entry.source.test_labels), entry.test) for _, entry in world.sets]
