@@ -15,6 +15,7 @@ LAB = {
     "telemetry.level": "esper_soa.lab.telemetry.recorder:make_recorder",
     "track": "esper_soa.lab.telemetry.tracking:Tracking",
     "report": "esper_soa.lab.report.end:EndReport",
+    "effects.ops": "esper_soa.lab.effects.recorder:Effects",
     "report of a study": "esper_soa.lab.report.page:report_in",
     "figure of a study": "esper_soa.lab.report.figures:write_frontier",
     "--check-device": "esper_soa.lab.check_device:check_device",

@@ -37,6 +37,7 @@ from esper_soa.system.errors import UserError, check, reading, single_line
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
 DEVICE = TextPattern(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
+HORIZON = TextPattern(re.compile(r"end|[1-9][0-9]{0,5}"), "end, or a number of env-steps")
 MAX_ENVS = 2**20
 MAX_SEED = 2**31 - 1
 SWITCHES = ("auto", "on", "off")
@@ -113,6 +114,25 @@ class TelemetryConfig(Settings, path="telemetry."):
 
 
 @dataclass
+class EffectsConfig(Settings, path="effects."):
+    """Twins, hosts that do without an action: what it brought is the difference (lab/effects)."""
+
+    # Ops whose actions are measured.
+    ops: list[str] = choices((), ("germinate", "fossilize", "prune"), least=0)
+    rows: int = number(8, 1, MAX_ENVS)  # hosts beside `envs` that sleep until they are twins
+    horizon: str = word("end", HORIZON)  # env-steps for which a twin does without the action
+    share: float = number(1.0, 0, 1, ends="(]")  # of the actions, drawn
+    # Share of the twins that are placebos, drawn among the measured actions: they take the action
+    # too, and have one weight that is moved by a part in a million.
+    placebo: float = number(0.25, 0, 0.5)
+
+    @property
+    def sleepers(self) -> int:
+        """Hosts beside `envs` that there are."""
+        return self.rows if self.ops else 0
+
+
+@dataclass
 class WorldConfig(Settings):
     """Hosts of one task: how many, what they are, what they learn from, and by which rules."""
 
@@ -175,10 +195,12 @@ class TrainConfig(WorldConfig):
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    effects: EffectsConfig = field(default_factory=EffectsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_ranks()
+        self._check_effects()
         self._check_batches()
         kind = nets.HOST_KINDS.get(self.task.host)
         chosen = self.data.name != "auto" or self.data.root != ""
@@ -206,6 +228,16 @@ class TrainConfig(WorldConfig):
         allowed = f"at most envs={self.envs} modes"
         self.require(num_modes <= self.envs, "reward.mode", allowed, remedy="Each needs an env.")
         self._check_tasks()
+
+    def _check_effects(self) -> None:
+        """Raise SettingError where actions are to be measured that cannot be."""
+        measured = bool(self.effects.ops)
+        name = "effects.ops"
+        remedy = "Twins are in the process of their source."
+        allowed = f"[] with ranks={self.ranks}"
+        self.require(not measured or self.ranks == 1, name, allowed, remedy=remedy)
+        silent = self.telemetry.level == "off"
+        self.require(not (measured and silent), name, "[] with telemetry.level=off")
 
     @property
     def round_env_steps(self) -> int:
@@ -240,6 +272,7 @@ class TrainConfig(WorldConfig):
             compute=replace(cfg.compute, precision=precision),
             telemetry=replace(self.telemetry, progress=cfg.progress),
             policy=replace(self.policy, deterministic=cfg.deterministic),
+            effects=EffectsConfig(),
         )
 
     def without_growth(self, task: nets.TaskConfig, slot: str) -> "TrainConfig":
@@ -253,7 +286,8 @@ class TrainConfig(WorldConfig):
             task = replace(task, blueprints=packaged or [UNIVERSAL_BLUEPRINT])
             changes = {"reward": env.RewardConfig(), "policy": replace(self.policy, name="wait")}
         compute = replace(self.compute, compile="off", cuda_graphs="off")
-        return replace(self, task=task, slots=[slot], compute=compute, **changes)
+        effects = EffectsConfig()
+        return replace(self, task=task, slots=[slot], compute=compute, effects=effects, **changes)
 
     def _check_tasks(self) -> None:
         if not self.worlds:

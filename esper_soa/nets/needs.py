@@ -64,7 +64,10 @@ def network_needs(setup: Setup) -> list[Need]:
     orders = 0 if data.split else setup.num_envs // len(env_words(data.name)) * train
     order = 8 * setup.num_envs * setup.train_samples + FLOAT * orders * (orders <= MAX_STORED)
     stored = spec.train_bytes * train + spec.test_bytes * others
+    sleepers = setup.effects.sleepers
+    twins = Need("weights of twins", sleepers * FLOAT * (weights + train), ("effects.rows",))
     return [
+        *[twins] * bool(sleepers),
         Need("weights", setup.num_envs * FLOAT * weights, ("envs", *narrower)),
         Need("drawing the weights of the hosts", hosts, ("envs", *narrower), during=BUILT),
         Need(f"the order of the {spec.name}", order, ("train_samples", "envs")),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from esper_soa.config.nets import DEFAULT_ROWS, DataConfig, SubsetRows, TaskConfig
-from esper_soa.config.settings import ComputeConfig
+from esper_soa.config.settings import ComputeConfig, EffectsConfig
 from esper_soa.nets.data.batches import SampleCount, SampleSpec
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.model.host import MOST_INDEXED, HostShape, activation_elements
@@ -56,6 +56,7 @@ class Setup(NamedTuple):
     # Samples.
     spec: SampleSpec = IMAGES
     data: DataConfig = DataConfig()
+    effects: EffectsConfig = EffectsConfig()  # twins beside the N envs
     unread: SampleCount = SampleCount(0, 0)  # that files of users hold, still to be loaded
     # Numbers of an observation, which a policy needs memory for.
     env_features: int = 0  # about an env

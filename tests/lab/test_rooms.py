@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "esper_soa"
 TABLE_READERS = ("report=true", "esper-report", "esper-watch", "esper-query")
 # By room: what needs it.
 NEEDED_BY = {
-    "telemetry": ["telemetry.level=events", "track", *TABLE_READERS],
+    "telemetry": ["telemetry.level=events", "track", *TABLE_READERS, "effects.ops"],
+    "effects": ["effects.ops"],
     "report": ["report=true", "esper-report", "esper-watch"],
     "compare": ["esper-compare"],
     "sweep": ["-m"],
@@ -57,6 +58,7 @@ for name, ask in {
     "--check-device": lambda: lab.find_in_lab("--check-device", "--check-device"),
     "--prepare": lambda: lab.find_in_lab("--prepare", "--prepare"),
     "check_reward": lambda: esper_soa.check_reward,
+    "effects.ops": lambda: train("effects.ops=[germinate]"),
 }.items():
     said = io.StringIO()
     try:
@@ -89,7 +91,7 @@ def test_a_room_can_be_taken_out(room: str, tmp_path: Path) -> None:
     done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert done.returncode == 0, done.stderr
     lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line.startswith("asked ")]
-    assert len(lines) == 11
+    assert len(lines) == 12
     missing = {name: said for _, name, said in lines if "is not installed" in said}
     assert list(missing) == NEEDED_BY[room], done.stdout
     for said in missing.values():

@@ -71,6 +71,14 @@ TABLES = {
     }.items()
 }
 FULL_LEVEL_TABLES = ("choices", "subsets")  # telemetry.level=events writes the others
+# A table of actions whose effects were measured: a row per horizon of each.
+TABLES["effects"] = schema_of(
+    f"""
+    {KEY_COLUMNS}, op text, slot text, blueprint text, alpha float, seed_age int, placebo bool,
+    horizon text, after int, accuracy float?, loss float?, train_flop float, parameters float,
+    test_accuracy float?, test_loss float?
+    """
+)
 # The env-steps of the control, in a table of its own: no question about the hosts that grow finds
 # them by mistake.
 CONTROL_TABLE = "control_steps"

@@ -65,6 +65,7 @@ def make_setup(
         rows=SubsetRows(cfg.attribution.pairs, tuple(dict.fromkeys(codes))),
         spec=spec,
         data=cfg.data,
+        effects=cfg.effects,
         env_features=NUM_ENV_FEATURES + len(cfg.policy.observe),
         slot_features=NUM_SLOT_FEATURES,
         unread=SampleCount(0, 0) if loaded else datasets.count_samples(cfg.data),

@@ -61,7 +61,7 @@ class TaskRun:
         self.world = world
         self.player = player
         self.files = TaskFiles(cfg, session, world, ranks=ranks)
-        self.callbacks = make_callbacks(cfg.track, cfg.report, callbacks)
+        self.callbacks = make_callbacks(cfg.track, cfg.report, callbacks, ops=cfg.effects.ops)
         self.totals = RunTotals()
         self.before = RunTotals()  # the rounds that earlier processes did
         # By name of a control, the last rounds as it played them.

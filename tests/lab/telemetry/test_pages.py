@@ -127,6 +127,7 @@ def test_every_column_and_kind_of_event_is_listed() -> None:
             (column.name, TYPES[str(column.type)] + NULL * column.nullable) for column in columns
         )
         level = "full" if table in FULL_LEVEL_TABLES else "events"
+        level = "rounds" if table == "effects" else level
         assert [table, level] in [row[:2] for row in page["Tables"]]
     assert {name for name, _ in page["terms"]} == set(REWARD_TERMS)
     kinds = {row[0]: tuple(row[2].split(", ")) for row in page["events"] if len(row) == 4}
