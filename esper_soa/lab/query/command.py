@@ -35,7 +35,8 @@ HELP = """\
   limit=50      most rows of a table; csv and json have them all
   files=runs    files that SQL may read and write: those in the folders of the runs, or any
 
-  tables: steps, slots, events, choices, subsets, control_steps, rounds, episodes, settings
+  tables: steps, slots, events, choices, subsets, control_steps, effects, rounds, episodes,
+    settings
 
   esper-query runs/main "select blueprint, fate, count(*) from seed_lifecycle group by all"
 

@@ -3,14 +3,26 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import combinations
 from statistics import fmean
 
 from esper_soa.config.settings import flat_settings
+from esper_soa.lab.report.effects import (
+    FLOOR_SHARE,
+    WORTHS,
+    Numbers,
+    by_name,
+    chosen,
+    effects_of,
+    finite,
+    floor_of,
+    rank_correlation,
+)
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs, study_of
 from esper_soa.lab.report.run_files import Record, RunRecord, Table, listed, number
 from esper_soa.lab.report.text import UNKNOWN_NUMBER, format_number, p_value
 from esper_soa.lab.run_folders import MEASURES
-from esper_soa.training.results.statistics import Interval, source_words
+from esper_soa.training.results.statistics import Interval, estimate, source_words
 
 MAX_COLUMNS = 12  # runs side by side in the table of differing settings
 # Columns of the table `rounds` that describe an update, with their titles.
@@ -78,6 +90,45 @@ def updates(runs: Sequence[RunRecord], tables: Mapping[str, Table]) -> str:
     digits = "{:,.4g}".format
     texts = ([str(run), *(format_number(cell, digits) for cell in row)] for run, *row in rows)
     return _card("The policy update", _table("|".join(["run", *UPDATE_COLUMNS.values()]), texts))
+
+
+def measured_effects(runs: Sequence[RunRecord]) -> str:
+    """Mean effects of the actions that were measured, each beside the floor of such a mean, and
+    rank correlations with what their seeds were said to be worth.
+    """
+    rows = []
+    pairs = []
+    for run in runs:
+        found = effects_of(run.path)
+        last = chosen(found, False)
+        placebos = finite(chosen(found, True).get("accuracy", ()))
+        for op, of_op in by_name(last, "op").items():
+            parts = {"all": of_op} | by_name(of_op, "blueprint")
+            for name, part in parts.items():
+                rows.append([run.label, op, name, *_effect_cells(part["accuracy"], placebos)])
+        for name, other in combinations(("accuracy", *WORTHS), 2) if last else ():
+            value, count = rank_correlation(last[name], last[other])
+            if not math.isnan(value):
+                words = f"{name} and {other}".replace("accuracy", "effect")
+                pairs.append([run.label, words, f"{value:+.2f}", str(count)])
+    words = (
+        "Points of validation accuracy at the last horizon: a host less its twin, which did "
+        f"without the action, with t intervals of {CONFIDENCE:.0%}. The floor is the bound that "
+        f"{FLOOR_SHARE:.0%} of means of as many placebos keep, whose twins differ by one weight, "
+        "moved by a part in a million."
+    )
+    table = _table("run|action|blueprint|measured|effect (points)|floor|", rows)
+    ranks = _table("run|rank correlation of|Spearman's rho|seeds", pairs)
+    return _card("What actions brought", table and _about(words) + table + ranks)
+
+
+def _effect_cells(effects: Numbers, placebos: Numbers) -> list[str]:
+    values = finite(effects)
+    interval = estimate(values.tolist(), CONFIDENCE).interval
+    floor = floor_of(placebos, max(1, len(values)))
+    known = "no placebo" if math.isnan(floor) else f"{floor:.2f}, of {len(placebos)} placebos"
+    below = "below the floor" if abs(interval.mean) <= floor else ""
+    return [str(len(values)), interval.text(), known, below]
 
 
 def _explained(run: RunRecord) -> float:

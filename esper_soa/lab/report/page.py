@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.lab.report.bundle import MISSING_EXTRA, available, bundle
-from esper_soa.lab.report.details import comparisons, details, updates
+from esper_soa.lab.report.details import comparisons, details, measured_effects, updates
 from esper_soa.lab.report.groups import RunGroup, groups_of
 from esper_soa.lab.report.run_files import RunRecord, Table, find_runs
 from esper_soa.lab.report.run_tables import pack_table
@@ -57,6 +57,7 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
     groups = groups_of(runs)
     sections, tables = make_drawing(groups)
     more = {"growth": comparisons(groups), "policy": updates(runs, tables)}
+    more["seeds"] = measured_effects(runs)
     state, ended = state_of(runs)
     links = "".join(f'<a href="#{section.id}">{escape(section.title)}</a>' for section in sections)
     body = "".join(_section(section, more.get(section.id, "")) for section in sections)

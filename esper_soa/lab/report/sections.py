@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import yaml
 
-from esper_soa.lab.report import env_steps, lanes, run_tables
+from esper_soa.lab.report import effects, env_steps, lanes, run_tables
 from esper_soa.lab.report.groups import RunGroup, standings, study_of
 from esper_soa.lab.report.run_files import Row, RunRecord, Table
 from esper_soa.lab.report.text import UNKNOWN_NUMBER
@@ -95,6 +95,7 @@ def tables_of(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> dict[str
         "marks": lanes.mark_rows(rounds),
         "blueprints": run_tables.blueprint_rows(runs),
         "paid": run_tables.paid_rows(runs),
+        "effects": effects.effect_rows(runs),
     } | {name: run_tables.part_rows(runs, name) for name in run_tables.PART_READERS}
     made = {name: run_tables.table_of(table_rows) for name, table_rows in rows.items()}
     return {"steps": steps, "rounds": lines} | made
