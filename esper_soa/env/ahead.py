@@ -249,7 +249,7 @@ def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
     except RuntimeError as error:
         raise LibraryError(f"the libraries of {folder} cannot be loaded: {error}") from error
     record, respond = kernels
-    return StepKernels(record, respond, settings=rules.kernel_settings)  # type: ignore[arg-type]
+    return StepKernels(record, respond)  # type: ignore[arg-type]
 
 
 def example_inputs(

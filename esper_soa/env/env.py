@@ -114,6 +114,7 @@ class Env:
     def observe_(self) -> EnvView:
         """Train and validate every network, guard, attribute, record, observe."""
         world = self.world
+        world.take_compiled(self.step_number)
         rules = world.rules
         observer = self.observer
         data = observer.watch(world.work(self.step_number))

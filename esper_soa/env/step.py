@@ -334,8 +334,8 @@ class StepKernels(NamedTuple):
     record_and_observe: Callable[[EnvRules, EnvState, Measurements, Values], Recorded]
     apply_action: Callable[[EnvRules, EnvState, Attribution, Action, Values], StepResult]
     reason: str = "not compiled"  # why it is these, in words for logs
-    # Dotted names of the settings whose values they are given; None: EnvRules.kernel_settings.
-    settings: tuple[str, ...] | None = None
+    # Gives better ones as soon as they are compiled; None: these stay.
+    awaited: "Callable[[], StepKernels | None] | None" = None
     # Keeps calls on static buffers and replays them as CUDA graphs; None: as they are.
     steps: StepCache | None = None
     replay: Replay = Replay()  # what else of the run is replayed, and why

@@ -88,6 +88,20 @@ class World:
         self.first = self._first_samples()
         self._enter_round(0)
 
+    def take_compiled(self, step: int) -> None:
+        """Go on in kernels that were compiled beside the run, once they are there: from env-step
+        `step` (from 0) of this round on.
+        """
+        kernels = self.kernels.awaited and self.kernels.awaited()
+        if kernels:
+            since = f"from env-step {step + 1} of round {self.round + 1} on"
+            self.kernels = self.kernels._replace(
+                record_and_observe=kernels.record_and_observe,
+                apply_action=kernels.apply_action,
+                reason=f"{kernels.reason}, {since}",
+                awaited=None,
+            )
+
     def _check_data(self, setup: Setup) -> None:
         """Raise SettingError where hosts cannot take a data set, or it has too few samples."""
         sources = list(dict.fromkeys(entry.source for entry in sets_of(self.data)))

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import tensordict
@@ -151,7 +152,7 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
     """The kernels for a run of so many env-steps: from the cache, or the eager ones.
 
     Where the cache lacks them they are compiled: with `wait` before this returns, else beside the
-    run, for the next one, at low priority and one after the other; not beside runs of fewer than
+    run, which awaits them, at low priority and one after the other; not beside runs of fewer than
     BACKGROUND_STEPS env-steps, as tests are.
     """
     reason = unsupported(rules)
@@ -160,22 +161,31 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
     try:
         folder = open_cache(STEP_FOLDER)
         key = step_key(rules)
-        manifest = find(folder, key)
-        said = (
-            ""
-            if manifest is not None
-            else _compile(folder, key, rules, env_steps=env_steps, wait=wait)
-        )
-        manifest = find(folder, key) if wait else manifest
-        if manifest is None:
-            return EAGER._replace(reason=f"not compiled: {said or 'the compiler failed'}")
-        if REFUSAL_ENTRY in manifest:
-            return EAGER._replace(reason=f"not compiled: {manifest[REFUSAL_ENTRY]}")
-        kernels = load_kernels(folder / key, rules, num_envs)
-        with suppress(OSError):
-            os.utime(folder / key / MANIFEST_FILE)  # used now
-    except (FolderError, LibraryError, OSError) as error:
+        look = partial(kept_kernels, folder, key, rules, num_envs=num_envs)
+        kernels = look()
+        if kernels is None:
+            said = _compile(folder, key, rules, env_steps=env_steps, wait=wait)
+            kernels = (
+                look() if wait else EAGER._replace(awaited=look, reason=f"not compiled: {said}")
+            )
+    except (FolderError, OSError) as error:
         return EAGER._replace(reason=f"not compiled: {error}")
+    return kernels or EAGER._replace(reason="not compiled: the compiler failed")
+
+
+def kept_kernels(folder: Path, key: str, rules: EnvRules, num_envs: int) -> StepKernels | None:
+    """The kernels of the cache, or the eager ones where it refuses; None where it lacks them."""
+    manifest = find(folder, key)
+    if manifest is None:
+        return None
+    if REFUSAL_ENTRY in manifest:
+        return EAGER._replace(reason=f"not compiled: {manifest[REFUSAL_ENTRY]}")
+    try:
+        kernels = load_kernels(folder / key, rules, num_envs)
+    except LibraryError as error:
+        return EAGER._replace(reason=f"not compiled: {error}")
+    with suppress(OSError):
+        os.utime(folder / key / MANIFEST_FILE)  # used now
     return kernels._replace(reason=f"compiled ahead of time, equal to the bit: {folder / key}")
 
 
@@ -190,10 +200,10 @@ def _compile(folder: Path, key: str, rules: EnvRules, env_steps: int, wait: bool
         if not wait and not may_start:
             return "the cache lacks them, and another process wants none compiled"
         if not wait and not free:
-            return "the cache lacks them, and another process compiles them for the next run"
+            return "the cache lacks them; the run takes them once another process has compiled them"
     process = start_compiler(folder, key, rules, niceness=0 if wait else 19)
     if not wait:
-        return "the cache lacks them; a process beside this run compiles them for the next"
+        return "the cache lacks them; the run takes them once a process beside it has compiled them"
     try:
         os.waitpid(process, 0)
     except BaseException:

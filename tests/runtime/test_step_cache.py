@@ -30,6 +30,7 @@ from esper_soa.config.env import (
     RewardConfig,
 )
 from esper_soa.config.ranges import Settings
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.env.ahead import (
     KERNELS,
     LibraryError,
@@ -53,6 +54,7 @@ from esper_soa.runtime.step_cache import (
     digests,
     find,
     only_compiler,
+    remove,
     step_key,
     store,
     stored_kernels,
@@ -61,9 +63,15 @@ from esper_soa.runtime.step_cache import (
 from esper_soa.state import Action, Costs, same_bits
 from esper_soa.system.caches import open_cache
 from esper_soa.system.signals import Interrupted, signal_handlers
+from esper_soa.training.files.run_folder import RunFolder
+from esper_soa.training.files.session import session
+from esper_soa.training.loop.callbacks import Callback, EnvStep, RunView
+from esper_soa.training.loop.trainer import run_in_session
 from esper_soa.vocabulary import HEAD_NAMES, Stage
 from tests.builders import warm
+from tests.builders.equal_runs import assert_equal_runs, settings
 from tests.builders.program import ENVIRONMENT
+from tests.builders.tiny_runs import log_of
 from tests.builders.tiny_world import CPU, rules_from, tiny_rules, tiny_settings
 
 ENVS = 3
@@ -264,6 +272,44 @@ def test_libraries_are_taken_only_where_they_equal_the_eager_kernels(
     assert told(StandIn.rules) == wrong
 
 
+class Beside(Callback):
+    """Compiles the kernels of a run during the second env-step of its first round."""
+
+    live = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_run_start(self, run: RunView) -> None:
+        """The library of the run."""
+        StandIn.rules = run.world.rules
+
+    def on_env_step(self, run: RunView, env_step: EnvStep) -> None:
+        """The cache is filled."""
+        if (env_step.round, env_step.step) == (1, 2):
+            draft = made_files(self.folder)
+            store(draft, self.folder, step_key(run.world.rules), digests(draft))
+
+
+def test_a_run_takes_kernels_that_are_compiled_beside_it_before_its_next_env_step(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelContainerRunnerCpu", StandIn)
+    monkeypatch.setattr(StandIn, "rules", StandIn.rules)
+    paths = [tmp_path / mode for mode in ("off", "auto")]
+    for path in paths:
+        path.mkdir()
+        compute = ComputeConfig(threads=1, workers=1, engine="torch", compile=path.name)
+        with session(RunFolder(path)) as opened:
+            run_in_session(opened, settings(compute=compute), None, callbacks=[Beside(folder)])
+        remove(folder / step_key(StandIn.rules))
+    first, *_, last = [line for line in log_of(paths[1]) if "kernels of the env state" in line]
+    assert "not compiled: the cache lacks them" in first
+    assert last.endswith(", from env-step 3 of round 1 on")
+    assert json.loads((paths[1] / "versions.json").read_text())["state"] in last
+    assert_equal_runs(*paths)
+
+
 class Witness(StandIn):
     """A library whose first calls are right."""
 
@@ -325,7 +371,7 @@ def test_runs_say_why_nothing_is_compiled(folder: Path, monkeypatch: pytest.Monk
     assert told(rules) == short
     with only_compiler(folder, step_key(rules)) as alone:
         assert alone
-        assert told(rules, 64).startswith("the cache lacks them, and another process compiles them")
+        assert told(rules, 64).endswith("once another process has compiled them")
     with only_compiler(folder, QUIET):
         assert told(rules, 64).endswith("another process wants none compiled")
     monkeypatch.setenv("CXX", "/nonexistent/c++")

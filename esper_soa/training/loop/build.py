@@ -12,6 +12,7 @@ from esper_soa.config.env import EPISODE_LENGTH, REWARD_MODE, RewardConfig
 from esper_soa.config.nets import SubsetRows, blueprint_names
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig
+from esper_soa.env.ahead import given_by_env
 from esper_soa.env.attribution import prefix_codes, shapley_orders
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.env.reward_records import RewardSettings
@@ -163,9 +164,9 @@ def _world_of(
         own_reward = any(map(is_reference, cfg.reward.modes))
         graphs = setup.compute.cuda_graphs
         replay = choose_replay(graphs, setup.device, own_reward, num_ranks=ranks.count)
+        if setup.compute.compile != "off" and not unsupported(rules):
+            rules = given_by_env(rules)
         kernels = build_kernels(rules, cfg.rounds * cfg.steps, num_envs=cfg.envs)
-        if kernels.settings is not None:
-            rules = rules._replace(kernel_settings=kernels.settings)
         kernels = kernels._replace(replay=replay, steps=replay.steps(STATE, setup.device))
         seed = setup.seed if seed is None else seed
         return World(rules, data, seed, kernels=kernels, reduction=ranks)

@@ -66,6 +66,7 @@ class Run:
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.best_accuracy = -math.inf  # see SavedRun
+        self.kernels_told = self._kernel_reasons()
         self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.remember()
 
@@ -117,6 +118,18 @@ class Run:
             with self.session.write_errors.attempt(self.folder.versions.name):
                 write_versions(self.folder, str(self.device), {"tasks": facts})
 
+    def _kernel_reasons(self) -> list[str]:
+        return [task.world.kernels.reason for task in self.tasks.values()]
+
+    def tell_kernels(self) -> None:
+        """Log and write down which step kernels the newest round has taken, where it has."""
+        reasons = self._kernel_reasons()
+        if reasons != self.kernels_told and self.ranks.first:
+            for reason in reasons:
+                LOGGER.debug("state    kernels of the env state: %s", reason)
+            self.write_records()
+        self.kernels_told = reasons
+
     def remember(self) -> None:
         """Take the content of a checkpoint of this moment (SavedRun); what changes is copied."""
         learner = self.learner
@@ -165,6 +178,7 @@ class Run:
 
     def save_round(self, results: Sequence[RoundResult]) -> None:
         """Save what is due after the newest round, which has ended with these hosts."""
+        self.tell_kernels()
         number = self.rounds_done
         every = self.cfg.checkpoint_every
         due = bool(every) and number % every == 0
