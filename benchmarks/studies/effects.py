@@ -1,8 +1,8 @@
-"""What a seed brought: the main run over ten random seeds, each germination measured against a twin
-of its host that waited instead.
+"""What a seed brought: the main run over ten random seeds, a third of the germinations measured
+against a twin of the host that waited instead.
 
     python -m benchmarks.studies.effects                        all of it; begun again, it goes on
-    python -m benchmarks.studies.effects --out FOLDER --results '' effects.share=0.33 steps=40
+    python -m benchmarks.studies.effects --out FOLDER --results '' effects.share=1 effects.rows=40
 
 Runs lie in FOLDER (runs/effects), a folder for each random seed; one that is done is not played
 again. Prints tables in markdown: effects by blueprint and by env-step of birth beside the floor,
@@ -30,6 +30,7 @@ from benchmarks.records import (
     origin,
     report,
 )
+from benchmarks.timing import BenchmarkError
 from esper_soa.lab.report.effects import (
     WORTHS,
     by_name,
@@ -45,7 +46,7 @@ from esper_soa.training.results.statistics import Interval, estimate
 
 RANDOM_SEEDS = range(1, 11)  # fixed before the first of them was played
 RUN = ("+experiment=cifar_3seed", "control=wait", "report=false", "resume=auto")
-MEASURED = ("effects.ops=[germinate]", "effects.rows=36")
+MEASURED = ("effects.ops=[germinate]", "effects.share=0.33", "effects.rows=16")
 MEASURES = {"accuracy": "validation accuracy", "test_accuracy": "test accuracy"}
 BIRTHS = 3  # parts of all births by their env-step
 
@@ -62,15 +63,21 @@ def measure(options: argparse.Namespace) -> Record:
     """Play the runs that are left; the record of all of them."""
     out = options.out.resolve()
     folders = {seed: out / f"random_seed_{seed}" for seed in RANDOM_SEEDS}
+    asked = [*MEASURED, *options.settings]
+    facts = out / "settings.json"
+    out.mkdir(parents=True, exist_ok=True)
+    if facts.exists() and json.loads(facts.read_text(encoding="utf-8")) != asked:
+        raise BenchmarkError(f"{out} has runs with other settings. Give another --out")
+    facts.write_text(json.dumps(asked), encoding="utf-8")
     for seed, folder in folders.items():
         if not (folder / "summary.json").exists():
-            train(*RUN, *MEASURED, *options.settings, f"seed={seed}", f"run_dir={folder}")
+            train(*RUN, *asked, f"seed={seed}", f"run_dir={folder}")
     effects = joined([effects_of(folder) for folder in folders.values()])
     device = resolve_device("cpu")
     return {
         **origin("effects", device),
         "random_seeds": [*RANDOM_SEEDS],
-        "settings": options.settings,
+        "settings": asked,
         "points": {name: points(effects, name) for name in MEASURES},
         "sums": {name: sums(folders, name) for name in MEASURES},
         "correlations": correlations(effects),
@@ -170,7 +177,9 @@ def table(record: Mapping) -> Sequence[str]:
     lines: list[str] = []
     for measure, words in MEASURES.items():
         rows = [point_row(point) for point in record["points"][measure]]
-        heads = "by | | effects | mean effect | floor of the mean | | floor of a twin | beyond it"
+        heads = (
+            "by | part | effects | mean | floor of the mean | verdict | floor of a twin | beyond it"
+        )
         lines += [f"Effects in {words} (percent points)", "", *markdown(heads, rows)]
         intervals = record["sums"][measure]["intervals"]
         rows = [(name, bounds(interval, "+.2f")) for name, interval in intervals.items()]

@@ -41,16 +41,20 @@ def _effects_in(run: Path, number: int) -> Columns:
     slots = read_round(run, "slots", number, names=SEED_COLUMNS)
     rows = len(effects["step"])
     worths = {name: np.full(rows, np.nan) for name in WORTHS}
+    by_env = np.argsort(slots["env"], kind="stable") if slots else np.zeros(0, int)
+    hosts = {name: column[by_env] for name, column in slots.items()}
     for row in range(rows) if slots else ():
         env, slot, step = (effects[name][row] for name in ("env", "slot", "step"))
-        here = (slots["env"] == env) & (slots["slot"] == slot)
+        span = slice(*np.searchsorted(hosts["env"], [env, env + 1]))
+        host = {name: column[span] for name, column in hosts.items()}
+        here = host["slot"] == slot
         begin = step + (effects["op"][row] == "germinate")
-        seeds = slots["seed"][here & (slots["step"] == begin)]
+        seeds = host["seed"][here & (host["step"] == begin)]
         if not len(seeds):
             continue
-        lived = here & (slots["seed"] == seeds[0]) & (slots["step"] <= step + effects["after"][row])
+        lived = here & (host["seed"] == seeds[0]) & (host["step"] <= step + effects["after"][row])
         for name in WORTHS:
-            known = slots[name][lived]
+            known = host[name][lived]
             known = known[~np.isnan(known)]
             worths[name][row] = known[-1] if len(known) else np.nan
     return {"round": np.full(rows, number)} | effects | worths
@@ -67,8 +71,8 @@ def chosen(effects: Columns, placebo: bool, horizon: str = "") -> Columns:
 
 def last_horizon(effects: Columns) -> str:
     """The name of the horizon up to which twins did without their actions."""
-    names = {str(name) for name in effects["horizon"]}
-    return "end" if "end" in names else max(names, key=int)
+    names = effects["horizon"].astype(str)
+    return "end" if "end" in names else str(names[effects["after"].argmax()])
 
 
 def finite(values: Numbers) -> np.ndarray:

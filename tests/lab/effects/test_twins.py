@@ -14,7 +14,6 @@ from esper_soa.lab.effects.twins import Twins, measured
 from esper_soa.state import EnvState
 from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_world
-from tests.builders.lanes import some_of
 from tests.builders.tiny_world import CPU, tiny_settings
 
 STEPS, WOKEN = 12, 4
@@ -80,7 +79,7 @@ def play(cfg: TrainConfig, slot: int) -> list[tuple[bool, bool, bool]]:
     return found
 
 
-@pytest.mark.parametrize("engine", some_of(ENGINES, *ENGINES))
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_twin_that_takes_every_action_is_its_source_to_the_bit(engine: str) -> None:
     found = play(settings(engine), TAKES_ALL)
     assert len(found) == STEPS - WOKEN - 1
