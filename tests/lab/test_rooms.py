@@ -58,7 +58,7 @@ for name, ask in {
     "--check-device": lambda: lab.find_in_lab("--check-device", "--check-device"),
     "--prepare": lambda: lab.find_in_lab("--prepare", "--prepare"),
     "check_reward": lambda: esper_soa.check_reward,
-    "effects.ops": lambda: train("effects.ops=[germinate]"),
+    "effects.ops": lambda: train("effects.ops=[germinate]", "run_dir=measured"),
 }.items():
     said = io.StringIO()
     try:
