@@ -107,7 +107,7 @@ def test_hosts_take_images_of_other_sizes_and_of_one_channel(
     run = esper_soa.train("smoke", overrides=[*settings, f"run_dir={tmp_path}/run", "report=false"])
     assert run.settings.train_samples == 32
     versions = json.loads((run.path / "versions.json").read_text(encoding="utf-8"))
-    assert versions["kernels"]["engine"] == ("native" if channels == 3 else "torch")
+    assert versions["kernels"]["engine"] == "native"
     net = run.export()
     assert net.spec["input"]["shape"] == [channels, size, size]
     assert net.spec["classes"] == classes

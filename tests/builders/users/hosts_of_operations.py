@@ -71,6 +71,13 @@ def separable(classes: int) -> nn.Sequential:
     return nn.Sequential(stem(12), block(12, 16, 2, 3), block(16, 20, 1, 5), Head(20, classes))
 
 
+@host("grey")
+def grey(classes: int) -> nn.Sequential:
+    grouped = nn.Conv2d(6, 12, 3, 2, 1, groups=3, bias=False)
+    first = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU())
+    return nn.Sequential(first, grouped, nn.BatchNorm2d(12), Head(12, classes))
+
+
 class Sums(nn.Module):
     """An operation that the kernels do not have."""
 
@@ -195,7 +202,7 @@ class Beside(nn.Module):
         self.conv = nn.Conv2d(channels, 8, 3, padding=1, bias=False)
         self.norm = nn.GroupNorm(2, 8)
         self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
-        self.point = nn.Conv2d(8 + channels, channels, 1)
+        self.point = nn.Conv2d(8 + channels, channels, 1, groups=2)
 
     def forward(self, x: Tensor) -> Tensor:
         both = torch.cat([F.relu(self.norm(self.conv(x))), self.depthwise(x)], 1)

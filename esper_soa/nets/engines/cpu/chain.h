@@ -14,8 +14,6 @@
 #include "activation.h"
 #include "kernels.h"
 
-#define COLOURS 3
-
 /* What a part of a seed is beside its kind. LINEAR: no ReLU follows. BIASED: so is the hidden layer of its squeeze. KEPT:
  * NORMED and SQUEEZED give what they make of x, not what they add to it. REPLACING: so do all parts of the seed together. */
 enum { LINEAR = 1, BIASED = 2, KEPT = 4, REPLACING = 8 };
@@ -47,7 +45,7 @@ typedef struct {
 } module_seed;
 
 typedef struct {
-    int64_t operations, slots, classes, size;          /* of the host; size: of the images, in pixels along a side */
+    int64_t operations, slots, classes, size, colours; /* of the host; size: of the images, in pixels along a side */
     const operation *program;                          /* [operations], and behind them those of seeds */
     const int64_t *gate_at, *gate_hidden;              /* [slots]: columns of the gates, units of their hidden layers */
     int64_t blueprints, parts;                         /* parts: rows of a program */
@@ -183,12 +181,12 @@ INLINE void stand_behind(building *g, const descriptor *s) {
 
 /* The layer of an operation that reads layers `x` and `host`; its parameters and statistics stand in these rows. */
 static inline void add_operation(building *g, const operation *o, long x, long host, float *row, float *moving) {
-    g->from = x, g->inputs = COLOURS, g->height = g->width = g->w->size;
+    g->from = x, g->inputs = g->w->colours, g->height = g->width = g->w->size;
     if (x >= 0) stand_behind(g, &g->layers[x].s);
     layer *own = add_layer(g, (int)o->kind, o->outputs, o->kernel);
     descriptor *s = &own->s;
     own->from[1] = host, own->by_columns = 1;
-    if (x < 0) s->x_pixel = COLOURS;
+    if (x < 0) s->x_pixel = g->w->colours;
     s->mixed = o->kind == MIXED, s->attends = o->kind == ATTEND;
     if (o->kind == PRODUCT) s->spread = out_pixels(&g->layers[host].s) == 1 && o->height * o->width > 1;
     s->height = o->height, s->width = o->width, s->stride = o->stride, s->padding = o->padding;
@@ -198,6 +196,7 @@ static inline void add_operation(building *g, const operation *o, long x, long h
     s->weight = column(row, o->weight), s->scale = column(row, o->scale), s->shift = column(row, o->shift);
     s->running_mean = column(moving, o->mean), s->running_var = column(moving, o->variance);
     s->batches = column(moving, o->count);
+    if (o->kind == BLOCK) s->sparse = o->begin;
     s->begin = o->begin, s->by_channel = o->by_channel, s->by_pixel = o->by_pixel;
     if (o->kind != BLOCK) s->groups = o->split, s->split = 1;
     stand_behind(g, s);

@@ -2,7 +2,7 @@
  *
  * The host's block (block.h) has a batch norm or none; a seed's layer (seed.h) has a group norm and can be added to its
  * input; parts.h has what seeds are made of beside that. Activations are [B, H, W, P], P the channels in whole vectors with
- * zeros in those added; images are [B, H, W, 3].
+ * zeros in those added; images are [B, H, W, 3], or [B, H, W, 1].
  */
 #ifndef ESPER_SHEET_H
 #define ESPER_SHEET_H
@@ -28,6 +28,7 @@ typedef struct {
     int pooled;              /* a 2x2 max pool follows */
     int flags;               /* of the seed */
     int linear;              /* no ReLU; window: its mean */
+    long sparse;             /* block: groups of a convolution that is computed as if it had 1, with zeros; 0: none */
     long begin, by_channel, by_pixel; /* points.h says where they are read */
     int mixed;               /* the weights are of pixels, [pixels, pixels of x], and the shift is of pixels */
     int attends;             /* x is queries, keys and values of heads, side by side */
@@ -55,6 +56,11 @@ typedef struct {
     float *grad_host;           /* join: what does not pass through the residual */
     squeeze q;                  /* of parts and joins that have one */
 } descriptor;
+
+/* Channels of x that have a part in one that is given. */
+INLINE long inputs_of(const descriptor *s) {
+    return s->depthwise ? 1 : s->in_channels / s->split / (s->sparse ? s->sparse : 1);
+}
 
 /* Floats of an image of x. */
 INLINE long in_floats(const descriptor *s) { return s->in_height * s->in_width * s->x_pixel; }

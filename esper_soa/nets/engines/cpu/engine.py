@@ -119,6 +119,7 @@ def _networks(shared: Pass, seeds: Seeds) -> records.NativeNetworks:
         slots=len(pools),
         classes=shape.num_classes,
         size=shape.input_shape[1],
+        colours=shape.input_shape[0],
         blueprints=blueprints,
         parts=parts,
         width=params.shape[1],

@@ -26,6 +26,8 @@ from esper_soa.nets.model.tracing import Trace, trace
 from esper_soa.nets.model.user_module import SKELETON_SEED, Factory, make_module, skeleton
 from esper_soa.nets.model.user_segment import UserHost, UserSegment
 
+COLOURS = (1, 3)  # channels of images
+
 
 @lru_cache(maxsize=64)
 def host_obstacle(shape: HostShape) -> str:
@@ -64,14 +66,12 @@ def host_program(shape: HostShape) -> np.ndarray:
     """
     samples = shape.input_shape
     square = len(samples) == len(IMAGE_SHAPE) and samples[1] == samples[2]
-    require(square and samples[0] == IMAGE_SHAPE[0], f"samples {list(samples)}")
+    require(square and samples[0] in COLOURS, f"samples {list(samples)}")
     channels, side, _ = samples
     host = Program()
     value = Operation(None, {"outputs": channels, "height": side, "width": side})
     for segment in shape.segments:
         if isinstance(segment, ConvSegment):
-            odd = segment.pooled and segment.size % 2  # a line would be left out
-            require(not odd, f"pools of {segment.size} pixels")
             value = host.add(value, _block(segment, *host.starts))
         elif segment.kind == MEAN_LINEAR:
             column = host.starts[0]

@@ -5,15 +5,15 @@
 #include <stdint.h>
 
 typedef struct {
-    int64_t size;          /* pixels of a side */
+    int64_t size, colours; /* pixels of a side; 3, or 1 where they are grey */
     int64_t line, colour;  /* bytes between lines of an image, and between the colours of a line */
     int64_t env_stride;    /* floats between the values of two networks; 0: all have the same */
     const uint8_t *bytes;
     const int64_t *first;  /* where a crop begins */
-    const float *values;   /* [3, 256], or [count, 3, 256]: what a byte stands for */
+    const float *values;   /* [colours, 256], or [count, colours, 256]: what a byte stands for */
 } crops;
 
-/* The first `count` crops to [count, size + 2 pad, size + 2 pad, 3], with `pad` pixels of zeros around them. */
+/* The first `count` crops to [count, size + 2 pad, size + 2 pad, colours], with `pad` pixels of zeros around them. */
 void cut_padded(const crops *c, long count, long pad, float *to);
 
 #endif

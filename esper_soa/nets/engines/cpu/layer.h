@@ -187,6 +187,9 @@ INLINE void spread_channels(const descriptor *s, const float *rows, const float 
                 store(to + (r + (q >> 1)) * line + (x + (q & 1)) * right, dy);
             }
         }
+    for (long r = 0; r < s->height && s->pooled; r++) /* what is in no window of the pool */
+        for (long x = r < s->height / 2 * 2 ? W / 2 * 2 : 0; x < W; x++)
+            store(to + r * line + x * right, slope * (load(y + (r * W + x) * P) - mean) + level);
 }
 
 /* dy of image b, y its convolution, into the padded gradient. */
@@ -248,11 +251,16 @@ static inline void convolution_gradients(const descriptor *s, const work *t, lon
 
 static inline void unpack_gradients(const descriptor *s, const work *t) {
     long C = s->out_channels, taps = s->kernel * s->kernel;
+    float *to = s->sparse ? t->dense : s->grad_weight;
     for (long g = 0, at = 0; g < s->split && !s->depthwise; g++, at += group_weights(s))
-        unpack_gradient(s->grad_weight + at, t->grad_weight + at, C / s->split, s->in_channels / s->split, s->kernel,
+        unpack_gradient(to + at, t->grad_weight + at, C / s->split, s->in_channels / s->split, s->kernel,
                         forward_tiles(s));
     for (long c = 0; c < C && s->depthwise; c++)
         for (long tap = 0; tap < taps; tap++) s->grad_weight[c * taps + tap] = t->grad_weight[tap * round_up(C) + c];
+    if (!s->sparse) return;
+    long O = C / s->sparse, each = s->in_channels / s->sparse * taps;
+    for (long c = 0; c < C; c++)
+        memcpy(s->grad_weight + c * each, t->dense + c * s->in_channels * taps + c / O * each, (size_t)each * sizeof(float));
 }
 
 #endif

@@ -329,17 +329,18 @@ class Program:
         groups = cast(int, call.arguments["groups"])
         depthwise = groups == outputs and inputs == 1 and first.has("kind")
         split = 1 if depthwise else groups
+        is_whole = split == 1 or (inputs % WHOLE == 0 and outputs // split % WHOLE == 0)
         stride, padding, dilation = (
             _single(call.arguments[name]) for name in ("stride", "padding", "dilation")
         )
         if padding == "same" and kernel % 2:
             padding = kernel // 2
         padding = 0 if padding == "valid" else padding
-        whole = split == 1 or (inputs % WHOLE == 0 and outputs // split % WHOLE == 0)
         plain = kernel == width and isinstance(stride, int) and dilation == 1
         fits = isinstance(padding, int) and padding < kernel
-        require(whole and plain and fits, call.place)
-        sizes = {"kernel": kernel, "stride": stride, "padding": padding, "split": split}
+        require(plain and fits, call.place)
+        sizes = {"kernel": kernel, "stride": stride, "padding": padding}
+        sizes |= {"split": split} if is_whole else {"begin": split}
         sizes |= self._parameters(call, weight="weight", bias="shift")
         return self._new(call, first, depthwise=depthwise, **cast(dict[str, int], sizes))
 

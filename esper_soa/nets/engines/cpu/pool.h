@@ -37,14 +37,19 @@ static void pool_forward(const descriptor *s, const work *t) {
         pool_image(s, s->x + b * image_floats(s), s->out + b * out_floats(s), s->place ? s->place + b * out_floats(s) : NULL);
 }
 
+/* Whether pixels are in no window. */
+INLINE int has_rest(const descriptor *s) { return s->pooled && (s->height | s->width) & 1; }
+
 static void pool_backward(const descriptor *s, const work *t) {
     long P = round_up(s->out_channels), W = s->width, from = 0;
-    for (long l = 0; l < s->batch * s->height; l += 2)
+    if (has_rest(s)) zero(s->grad_x, s->batch * image_floats(s));
+    for (long l = 0; l < s->batch * (s->height / 2); l++)
         for (long x = 0; x + 1 < W; x += 2)
             for (long c = 0; c < P; c += LANES, from += LANES) {
                 ints place = saved_place(s->place + from);
+                float *to = s->grad_x + l / (s->height / 2) * image_floats(s) + (l % (s->height / 2) * 2 * W + x) * P + c;
                 for (int q = 0; q < 4; q++)
-                    store(s->grad_x + ((l + (q >> 1)) * W + x + (q & 1)) * P + c, keep(place == q, load(s->grad_out + from)));
+                    store(to + ((q >> 1) * W + (q & 1)) * P, keep(place == q, load(s->grad_out + from)));
             }
 }
 

@@ -25,6 +25,7 @@ from esper_soa.config.nets import (
 )
 from esper_soa.nets.data.batches import BatchSource, Draw
 from esper_soa.nets.data.datasets import synthetic
+from esper_soa.nets.data.image_set import LABEL_FIELDS, TENSOR_FIELDS
 from esper_soa.nets.data.text import text_set
 from esper_soa.nets.engine import EngineChoice
 from esper_soa.nets.engines.cpu import program, records
@@ -113,15 +114,17 @@ SEQUENCE_SIZES = (
 
 
 @cache
-def proof_images(side: int = IMAGE_SIZE) -> BatchSource:
-    """Images of so many pixels a side that all hosts learn from."""
+def proof_images(shape: tuple[int, ...] = IMAGE_SHAPE, classes: int = 10) -> BatchSource:
+    """Images [C, S, S] that all hosts of so many classes learn from."""
     images = synthetic(PROOF_SAMPLES, PROOF_SAMPLES, CPU)
+    colours, side, _ = shape
     tiles = -(-side // IMAGE_SIZE)
-    train, val, test = (
-        part.repeat(1, tiles, tiles, 1)[:, :side, :side].contiguous()
-        for part in (images.train_images, images.val_images, images.test_images)
-    )
-    return replace(images, train_images=train, val_images=val, test_images=test)
+    changed = {
+        name: vars(images)[name].repeat(1, tiles, tiles, 1)[:, :side, :side, :colours].contiguous()
+        for name in TENSOR_FIELDS[: len(LABEL_FIELDS)]
+    }
+    changed |= {name: vars(images)[name] % classes for name in LABEL_FIELDS}
+    return replace(images, **changed, mean=images.mean[:colours], std=images.std[:colours])
 
 
 def image_case(sizes: ImageSizes, optimizer: str = "sgd") -> Case:
@@ -182,7 +185,7 @@ def host_case(shape: HostShape, optimizer: str) -> Case:
     count = max(NUM_SEEDS, sum(blueprint.module is not None for blueprint in known))
     still = image_case(IMAGE_SIZES[0], optimizer)._replace(moving=0.0)  # and gradients are seen
     chosen = tuple(codes[:count])
-    samples = proof_images(shape.input_shape[1])
+    samples = proof_images(shape.input_shape, shape.num_classes)
     return still._replace(
         shape=shape, codes=chosen, blends={}, detached=-1, spread=0.25, samples=samples
     )

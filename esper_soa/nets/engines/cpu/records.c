@@ -25,14 +25,14 @@ typedef struct {
 #define HEAD(name) AT(sequence_head, name)
 
 static const field FIELDS[] = {
-    RECORD(crops), CROPS(size), CROPS(line), CROPS(colour), CROPS(env_stride), CROPS(bytes),
+    RECORD(crops), CROPS(size), CROPS(colours), CROPS(line), CROPS(colour), CROPS(env_stride), CROPS(bytes),
     CROPS(first), CROPS(values),
     RECORD(sgd), SGD(max_norm), SGD(eps), SGD(rate), SGD(momentum), SGD(decay), SGD(second_decay),
     RECORD(operation), OPERATION(kind), OPERATION(first), OPERATION(second), OPERATION(outputs), OPERATION(height),
     OPERATION(width), OPERATION(begin), OPERATION(by_channel), OPERATION(by_pixel), OPERATION(kernel), OPERATION(stride), OPERATION(padding), OPERATION(depthwise), OPERATION(split), OPERATION(activation),
     OPERATION(pooled), OPERATION(together), OPERATION(before), OPERATION(after), OPERATION(weight), OPERATION(scale), OPERATION(shift),
     OPERATION(mean), OPERATION(variance), OPERATION(count), OPERATION(eps), OPERATION(momentum),
-    RECORD(networks), NETWORKS(operations), NETWORKS(slots), NETWORKS(classes), NETWORKS(size), NETWORKS(program),
+    RECORD(networks), NETWORKS(operations), NETWORKS(slots), NETWORKS(classes), NETWORKS(size), NETWORKS(colours), NETWORKS(program),
     NETWORKS(gate_at),
     NETWORKS(gate_hidden), NETWORKS(blueprints), NETWORKS(parts), NETWORKS(programs), NETWORKS(modules), NETWORKS(longest),
     NETWORKS(width), NETWORKS(statistics_width), NETWORKS(seed_width), NETWORKS(params), NETWORKS(momentum),

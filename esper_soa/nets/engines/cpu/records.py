@@ -63,13 +63,13 @@ class CropsRecord(PointingRecord):
     """crops of images.h."""
 
     _fields_ = [
-        *all_of(INTEGER, "size line colour env_stride"),
+        *all_of(INTEGER, "size colours line colour env_stride"),
         *all_of(POINTER, "bytes first values"),
     ]
     POINTERS = {
         **lead_to(BYTES, {"bytes_of_bank": "bytes"}),
         **lead_to(WHOLE, {"crops": "first"}),
-        **lead_to(SINGLE, {"banks 3 256": "values"}),
+        **lead_to(SINGLE, {"banks colours 256": "values"}),
     }
 
 
@@ -77,7 +77,7 @@ class NativeNetworks(PointingRecord):
     """networks of chain.h."""
 
     _fields_ = [
-        *all_of(INTEGER, "operations slots classes size"),
+        *all_of(INTEGER, "operations slots classes size colours"),
         *all_of(POINTER, "program gate_at gate_hidden"),
         *all_of(INTEGER, "blueprints parts"),
         *all_of(POINTER, "programs modules"),
@@ -199,9 +199,11 @@ def crops_record(bank: ImageBank, first: Tensor, crops: int) -> CropsRecord:
     """
     lines = bank.lines
     env_stride = bank.values.stride(0) if bank.values.dim() == 3 else 0
-    record = CropsRecord(line=lines.stride(1), colour=lines.stride(2), env_stride=env_stride)
+    colours = lines.shape[2]
+    record = CropsRecord(colours=colours, line=lines.stride(1), colour=lines.stride(2))
+    record.env_stride = env_stride
     held: Held = {"bytes": lines, "first": first, "values": bank.values}
-    banks = bank.values.numel() // (3 * 256)
+    banks = bank.values.numel() // (colours * 256)
     return point(record, held, bytes_of_bank=lines.numel(), crops=crops, banks=banks)
 
 

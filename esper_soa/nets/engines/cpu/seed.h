@@ -31,6 +31,7 @@ static void residual_gradient(const descriptor *s, long b) {
     long P = round_up(s->out_channels), W = s->width, from = b * out_floats(s);
     float *to = s->grad_x + b * image_floats(s);
     float factor = s->detached ? 1.0f - alpha_of(s) : s->through ? 2.0f : 1.0f;
+    if (s->detached && has_rest(s)) zero(to, image_floats(s));
     for (long i = 0; i < out_floats(s) && !s->pooled; i += LANES)
         add_residual(s, to + i, factor, load(s->grad_out + from + i));
     for (long p = 0; p < out_pixels(s) && s->pooled; p++)

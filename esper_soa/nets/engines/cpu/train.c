@@ -155,7 +155,7 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
     const networks *w = &t->nets;
     network net = {.layers = layers, .count = build_network(w, env, t->batch, layers), .seed_grads = seed_grads};
     net.busy = (uint8_t *)(layers + most_layers(w));
-    net.images = take_floats(a, t->batch * w->size * w->size * COLOURS);
+    net.images = take_floats(a, t->batch * w->size * w->size * w->colours);
     net.host_grad = take_floats(a, w->width);
     for (long slot = 0; slot < w->slots; slot++) seed_grads[slot] = take_floats(a, w->seed_width[slot]);
     if (t->accumulate > 1) {
@@ -221,7 +221,7 @@ static void add_norm(const training *t, const float *grad, long numel, seed_norm
 }
 
 static void add_operation_norms(const training *t, const descriptor *s, int kind, seed_norms *found) {
-    long I = s->depthwise ? 1 : s->in_channels / s->split, each = s->kernel ? I * s->kernel * s->kernel : 0;
+    long each = s->kernel ? inputs_of(s) * s->kernel * s->kernel : 0;
     long O = s->mixed ? s->height * s->width : s->out_channels;
     if (s->mixed) each = s->in_height * s->in_width;
     if (kind == LEAD) each = (image_floats(s) - in_floats(s)) / s->x_pixel;
@@ -309,7 +309,7 @@ static void train_network(const training *t, long at, layer *layers, float **see
         crops images = t->images;
         float loss;
         int64_t correct, first = (at * t->accumulate + batch) * t->batch;
-        images.size = t->nets.size, images.first += first, images.values += at * images.env_stride;
+        images.size = t->nets.size, images.colours = t->nets.colours, images.first += first, images.values += at * images.env_stride;
         cut_padded(&images, t->batch, 0, net.images);
         net.top.labels = t->labels + first;
         forward(&net);

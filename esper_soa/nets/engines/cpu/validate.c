@@ -21,7 +21,7 @@ typedef struct {
 
 /* Batch norm folded into kernel and bias, with the running statistics. */
 static void fold(descriptor *s, arena *a) {
-    long O = s->out_channels, each = (s->depthwise ? 1 : s->in_channels / s->split) * s->kernel * s->kernel;
+    long O = s->out_channels, each = inputs_of(s) * s->kernel * s->kernel;
     if (!s->scale) return;
     float *weight = take_floats(a, O * each), *bias = take_floats(a, O), *gains = take_floats(a, O);
     if (!a->at) return;
@@ -44,6 +44,7 @@ static void give_room(layer *own, long B, arena *a) {
     own->s.q.out = take_floats(a, B * round_up(own->s.q.outputs));
     own->kept.padded = take_floats(a, group_of(&own->s) * padded_floats(&own->s, own->s.x_pixel));
     own->kept.weights = take_floats(a, packed_forward(&own->s));
+    own->kept.dense = take_floats(a, dense_weights(&own->s));
     if (convolves(own) && a->at) ready_forward(&own->s, &own->kept);
 }
 
@@ -54,7 +55,7 @@ static validated prepare(const validation *v, long env, layer *layers, arena *a)
     net.most = 1;
     for (long l = 0; l < net.count; l++)
         if (group_of(&layers[l].s) > net.most) net.most = group_of(&layers[l].s);
-    net.images = take_floats(a, net.most * padded_side(w) * padded_side(w) * COLOURS);
+    net.images = take_floats(a, net.most * padded_side(w) * padded_side(w) * w->colours);
     for (long l = 0; l < net.count; l++) {
         layers[l].s.padded = layers[l].from[0] < 0 && image_border(w);
         give_room(&layers[l], net.most, a);
@@ -147,9 +148,9 @@ static void measure(validated *net, const float *images) {
 /* shared: the images that all networks see, NULL where each has its own. */
 static void validate_network(const validation *v, long at, layer *layers, const float *shared, arena a) {
     validated net = prepare(v, v->envs[at], layers, &a);
-    long first = shared ? 0 : at * v->images, side = padded_side(&v->nets), numel = side * side * COLOURS;
+    long first = shared ? 0 : at * v->images, side = padded_side(&v->nets), numel = side * side * v->nets.colours;
     crops cut = v->images_of;
-    net.place = at, cut.size = v->nets.size, cut.first += first, cut.values += at * cut.env_stride;
+    net.place = at, cut.size = v->nets.size, cut.colours = v->nets.colours, cut.first += first, cut.values += at * cut.env_stride;
     for (long i = 0; i < v->images; i++, cut.first++) {
         int64_t label = v->labels[first + i];
         if (label < 0) continue;
@@ -173,13 +174,13 @@ int validate_networks(const validation *v) {
         size_t bytes = most_work(layers, net.count, net.rest);
         largest = bytes > largest ? bytes : largest;
     }
-    long side = padded_side(&v->nets), count = v->shared ? v->images : 0;
+    long side = padded_side(&v->nets), count = v->shared ? v->images : 0, numel = count * side * side * v->nets.colours;
     void *whole;
-    a.at = get_memory(largest + (size_t)(count * side * side * COLOURS + 32) / 16 * 64, &whole);
+    a.at = get_memory(largest + (size_t)(numel + 32) / 16 * 64, &whole);
     if (a.at) {
-        float *shared = v->shared ? take_floats(&a, count * side * side * COLOURS) : NULL;
+        float *shared = v->shared ? take_floats(&a, numel) : NULL;
         crops cut = v->images_of;
-        cut.size = v->nets.size;
+        cut.size = v->nets.size, cut.colours = v->nets.colours;
         cut_padded(&cut, count, image_border(&v->nets), shared);
         for (long at = 0; at < v->count; at++) validate_network(v, at, layers, shared, a);
     }

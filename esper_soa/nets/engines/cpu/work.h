@@ -67,6 +67,7 @@ typedef struct {
     float *room;             /* of a convolution */
     float *weights, *turned; /* packed for the convolution, and for the gradient of its input */
     float *grad_weight;      /* packed */
+    float *dense;            /* where sparse: weights of all channels, most of them 0, or their gradient */
     float *rows;             /* [ROWS, P] */
     float *y;                /* [H, W, P] where it is not saved */
     double *sum, *moment;    /* [P]: sum of dz, sum of dz * (y - mean) */
@@ -92,6 +93,10 @@ INLINE long attention_room(const descriptor *s) {
     return 2 * T * whole(T) + 6 * T * whole(D) + whole(D) * whole(T);
 }
 
+INLINE long dense_weights(const descriptor *s) {
+    return s->sparse ? s->out_channels * s->in_channels * s->kernel * s->kernel : 0;
+}
+
 static inline work lay_work(const descriptor *s, arena *a) {
     long P = round_up(s->out_channels), Q = round_up(s->in_channels), G = group_of(s);
     work t = {.padded = take_floats(a, G * padded_floats(s, s->x_pixel)),
@@ -99,6 +104,7 @@ static inline work lay_work(const descriptor *s, arena *a) {
               .room = take_floats(a, s->mixed ? mixed_room(s) : s->attends ? attention_room(s) : tiles_room(s->in_height, s->in_width, P > Q ? P : Q)),
               .weights = take_floats(a, packed_forward(s)), .turned = take_floats(a, packed_backward(s)),
               .grad_weight = take_floats(a, packed_forward(s)), .rows = take_floats(a, ROWS * P)};
+    t.dense = take_floats(a, dense_weights(s));
     if (!s->conv) t.y = take_floats(a, G * image_floats(s));
     t.sum = take(a, (size_t)P * sizeof(double)), t.moment = take(a, (size_t)P * sizeof(double));
     return t;
@@ -112,14 +118,26 @@ INLINE long group_outputs(const descriptor *s) {
     return s->split > 1 ? s->out_channels / s->split : round_up(s->out_channels);
 }
 
+/* Weights as the convolution has them. */
+static inline const float *weights_of(const descriptor *s, const work *t) {
+    long taps = s->kernel * s->kernel, I = s->in_channels;
+    if (!s->sparse) return s->weight;
+    long O = s->out_channels / s->sparse, each = I / s->sparse * taps;
+    zero(t->dense, dense_weights(s));
+    for (long o = 0; o < s->out_channels; o++)
+        memcpy(t->dense + o * I * taps + o / O * each, s->weight + o * each, (size_t)each * sizeof(float));
+    return t->dense;
+}
+
 /* For the convolution. */
 static inline void ready_forward(const descriptor *s, const work *t) {
     zero(t->padded, group_of(s) * padded_floats(s, s->x_pixel));
     zero(t->weights, packed_forward(s));
     if (s->depthwise) pack_depth(t->weights, s->weight, s->out_channels, s->kernel, 0);
     long O = s->out_channels / s->split, I = s->in_channels / s->split;
+    const float *weight = weights_of(s, t);
     for (long g = 0; g < s->split && !s->depthwise; g++)
-        pack_forward(t->weights + g * group_weights(s), s->weight + g * group_weights(s), O, I, s->kernel, forward_tiles(s));
+        pack_forward(t->weights + g * group_weights(s), weight + g * group_weights(s), O, I, s->kernel, forward_tiles(s));
 }
 
 /* Whether a gradient flows through the convolution into its input. */
@@ -141,8 +159,9 @@ static inline void ready_backward(const descriptor *s, const work *t) {
     zero(t->turned, packed_backward(s));
     if (s->depthwise) pack_depth(t->turned, s->weight, s->out_channels, s->kernel, 1);
     long O = s->out_channels / s->split, I = s->in_channels / s->split;
+    const float *weight = weights_of(s, t);
     for (long g = 0; g < s->split && !s->depthwise; g++)
-        pack_backward(t->turned + g * group_weights(s), s->weight + g * group_weights(s), O, I, s->kernel,
+        pack_backward(t->turned + g * group_weights(s), weight + g * group_weights(s), O, I, s->kernel,
                       backward_tiles(s));
 }
 

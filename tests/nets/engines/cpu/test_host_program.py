@@ -3,6 +3,7 @@ in double precision.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.training.loop.build import build_world
 from esper_soa.vocabulary import Blend, Stage
 from tests.builders.tiny_world import CPU, seeds_where, tiny_settings
+from tests.builders.user_files import arrays, write
 from tests.nets.engines.cpu.test_engine import (
     NOTHING,
     NUM_ENVS,
@@ -38,6 +40,7 @@ SLOTS = {
     "moved": ["r0c0", "r0c1"],
     "attending": ["r0c0", "r0c1"],
 }
+SYNTHETIC = DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41)
 SEEDS = ("weighted", "beside", "tokens", "attended")
 
 
@@ -45,9 +48,14 @@ def shape_of(name: str) -> HostShape:
     return task_shape(TaskConfig(name="own", host=f"{HERE}:{name}"), SLOTS.get(name, ["r0c0"]))
 
 
-def made(name: str, optimizer: str = "sgd", blueprints: tuple[str, ...] = ()) -> World:
+def made(
+    name: str,
+    optimizer: str = "sgd",
+    blueprints: tuple[str, ...] = (),
+    data: DataConfig = SYNTHETIC,
+) -> World:
     """Hosts with weights as they begin, two batches."""
-    task = TaskConfig(name="own", host=f"{HERE}:{name}", optimizer=optimizer)
+    task = TaskConfig(name="own", host=name, optimizer=optimizer)
     task.blueprints = [f"{HERE}:{each}" for each in blueprints] or task.blueprints
     settings = replace(
         tiny_settings(NUM_ENVS, 1, 4),
@@ -55,8 +63,8 @@ def made(name: str, optimizer: str = "sgd", blueprints: tuple[str, ...] = ()) ->
         train_samples=12,
         val_samples=7,
         task=task,
-        slots=SLOTS[name],
-        data=DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41),
+        slots=SLOTS.get(name.removeprefix(f"{HERE}:"), ["r0c0", "r0c2"]),
+        data=data,
         compute=ComputeConfig(workers=2, env_chunk=2),
     )
     world = build_world(settings, CPU)
@@ -72,7 +80,7 @@ def made(name: str, optimizer: str = "sgd", blueprints: tuple[str, ...] = ()) ->
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("name", SLOTS)
 def test_hosts_of_modules_with_seeds_equal_torch(name: str) -> None:
-    world = made(name)
+    world = made(f"{HERE}:{name}")
     assert isinstance(world.rules.engine, CpuEngine), world.rules.engine.chosen.reason
     seeds = active_seeds_of(38, len(SLOTS[name]))
     ours = played(world, seeds)
@@ -81,10 +89,19 @@ def test_hosts_of_modules_with_seeds_equal_torch(name: str) -> None:
 
 
 @pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("host", ["chain", f"{HERE}:grey"])
+def test_hosts_of_grey_images_equal_torch(host: str, tmp_path: Path) -> None:
+    root = str(write(tmp_path / "grey.npz", arrays(classes=10)))
+    world = made(host, data=DataConfig("npz", root, size=28, channels=1))
+    assert isinstance(world.rules.engine, CpuEngine), world.rules.engine.chosen.reason
+    equals_torch(world, active_seeds_of(38, 2), nothing=NOTHING, share=ONE_SIDE)
+
+
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
 def test_seeds_that_are_modules_equal_torch(optimizer: str, stage: int) -> None:
-    world = made("resnet", optimizer, blueprints=SEEDS)
+    world = made(f"{HERE}:resnet", optimizer, blueprints=SEEDS)
     assert isinstance(world.rules.engine, CpuEngine), world.rules.engine.chosen.reason
     kinds = np.array([[13, 14, 15], [14, 15, 16], [16, 13, 14]] * 2)
     blends = np.array([[Blend.ADD, Blend.MULTIPLY, Blend.GATE]])
