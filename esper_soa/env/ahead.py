@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
+import torch._inductor as inductor
 from tensordict import TensorClass
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from esper_soa.env.step import (
     apply_action,
     initial_state,
     record_and_observe,
+    rules_given,
 )
 from esper_soa.state import (
     STATE_FLOAT,
@@ -45,6 +47,9 @@ from esper_soa.vocabulary import HEAD_NAMES, Stage
 
 Record: TypeAlias = Tensor | TensorClass | tuple["Record", ...]
 Result = TypeVar("Result", bound=Record)
+ENDING = ".pt2"  # of the archive of a library
+# Inductor makes no vectors; it would have a compiler try out, at every start, which it could make.
+NO_VECTORS = {"cpp.vec_isa_ok": False}
 KERNELS: dict[str, Callable[..., Record]] = {
     "record_and_observe": record_and_observe,
     "apply_action": apply_action,
@@ -54,10 +59,6 @@ KERNELS: dict[str, Callable[..., Record]] = {
 GIVEN_BY_ENV = tuple(
     name for name in ENV_NUMBERS if name.startswith(("reward.", "gates.", "lifecycle."))
 )
-MAX_STEPS = "max_steps"
-MAX_SEEDS = "max_seeds"
-HOST_COUNTS = "counts.host"
-HOST_FLOP = "flop.host"
 OPTIONAL = "reward.drip_fraction"  # 0: without drips, and their code
 UNREAD = ("reward.mode", "reward.episode_end", "lifecycle.detached_stages", "governor.enabled")
 
@@ -76,10 +77,9 @@ def _settings(rules: EnvRules) -> tuple[Settings, ...]:
 
 
 def plain_numbers(rules: EnvRules) -> tuple[dict[str, float], dict[str, int]]:
-    """The numbers of the rules that are the same for all envs, by name: floats, integers."""
-    reward = rules.reward
-    floats = {HOST_COUNTS: reward.counts.host, HOST_FLOP: reward.flop.host}
-    counts = {MAX_STEPS: rules.max_steps, MAX_SEEDS: int(rules.max_seeds)}
+    """The numbers of settings that are the same for all envs, by name: floats, integers."""
+    floats: dict[str, float] = {}
+    counts: dict[str, int] = {}
     for part in _settings(rules):
         whole = {item.name for item in fields(part) if item.type is int}  # type: ignore[arg-type]
         for name, value in vars(part).items():
@@ -93,36 +93,26 @@ def plain_numbers(rules: EnvRules) -> tuple[dict[str, float], dict[str, int]]:
 def numbers_of(rules: EnvRules) -> tuple[Tensor, ...]:
     """The tensors that libraries are given of the rules, see `with_numbers`."""
     floats, counts = plain_numbers(rules)
-    tables = rules.reward.counts[1:] + rules.reward.flop[1:]
-    numbers = torch.tensor([*floats.values()], dtype=STATE_FLOAT), torch.tensor([*counts.values()])
-    return (*numbers, rules.blueprints, *tables)
+    limits = rules.max_steps, int(rules.max_seeds)
+    costs = rules.reward.counts + rules.reward.flop
+    prices = (torch.as_tensor(cost, dtype=STATE_FLOAT) for cost in costs)
+    numbers = torch.tensor([*floats.values()], dtype=STATE_FLOAT)
+    return numbers, torch.tensor([*counts.values(), *limits]), rules.blueprints, *prices
 
 
 def with_numbers(rules: EnvRules, given: Iterable[Tensor]) -> EnvRules:
     """The rules with the tensors of `numbers_of` in place of all numbers and tables."""
-    floats, counts, blueprints, *tables = given
+    floats, counts, blueprints, *prices = given
+    *whole, max_steps, max_seeds = counts.unbind()
     names = chain(*plain_numbers(rules))
-    values = dict(zip(names, (*floats.unbind(), *counts.unbind()), strict=True))
+    rules = rules_given(rules, dict(zip(names, (*floats.unbind(), *whole), strict=True)))
+    costs = {"counts": Costs(*prices[:3]), "flop": Costs(*prices[3:])}  # type: ignore[arg-type]
 
-    def replaced(settings: RewardSettings) -> RewardSettings:
-        return settings._replace(
-            config=config_of_envs(settings.config, values),
-            counts=Costs(values[HOST_COUNTS], *tables[:2]),  # type: ignore[arg-type]
-            flop=Costs(values[HOST_FLOP], *tables[2:]),  # type: ignore[arg-type]
-            max_steps=values[MAX_STEPS],
-            by_mode=tuple(map(replaced, settings.by_mode)),
-        )
+    def priced(settings: RewardSettings) -> RewardSettings:
+        parts = tuple(map(priced, settings.by_mode))
+        return settings._replace(max_steps=max_steps, by_mode=parts, **costs)  # type: ignore[arg-type]
 
-    ends = rules.early_stop
-    return rules._replace(
-        gates=config_of_envs(rules.gates, values),
-        signals=config_of_envs(rules.signals, values),
-        governor=config_of_envs(rules.governor, values),
-        reward=replaced(rules.reward),
-        blueprints=blueprints,
-        max_seeds=values[MAX_SEEDS],
-        early_stop=config_of_envs(ends, values),
-    )
+    return rules._replace(reward=priced(rules.reward), blueprints=blueprints, max_seeds=max_seeds)
 
 
 def structure_of(rules: EnvRules) -> tuple[object, ...]:
@@ -193,14 +183,6 @@ def rebuild(like: Result, tensors: Iterator[Tensor]) -> Result:
     return Structure.of(like).build(tensors)  # type: ignore[return-value]
 
 
-def can_load() -> bool:
-    """Whether this torch has the loader of libraries.
-
-    Its one public name takes archives, which it unpacks into a temporary folder at every start.
-    """
-    return hasattr(torch._C, "_aoti") and hasattr(torch._C._aoti, "AOTIModelContainerRunnerCpu")
-
-
 class LibraryError(Exception):
     """A library cannot be loaded, or computes other results than the eager kernel."""
 
@@ -213,7 +195,9 @@ class LibraryKernel:
     ) -> None:
         """inputs, like: what the eager kernel takes and gives. RuntimeError where nothing loads."""
         self.numbers = numbers_of(rules)
-        self.runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
+        with inductor.config.patch(NO_VECTORS):
+            # without its wrapper, which reads the structure of inputs anew at every call
+            self.runner = inductor.aoti_load_package(str(path)).loader
         self.like = like
         self.inputs = Structure.of(inputs)
         self.results = Structure.of(like)  # type: ignore[arg-type]
@@ -241,7 +225,7 @@ def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
     try:
         kernels = []
         for (name, eager), inputs in zip(KERNELS.items(), examples, strict=True):
-            path = folder / f"{name}.so"
+            path = folder / f"{name}{ENDING}"
             kernel = LibraryKernel(path, rules, inputs, like=eager(rules, *inputs))
             if not same_bits(leaves(kernel(rules, *inputs)), leaves(kernel.like)):
                 raise LibraryError(f"the libraries of {folder} do not compute what they should")

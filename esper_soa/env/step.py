@@ -4,7 +4,7 @@
 kernels over the state. env.py calls them in this order.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -57,6 +57,7 @@ from esper_soa.state import (
 from esper_soa.vocabulary import Op, Stage
 
 Result = TypeVar("Result")
+SETTINGS = ("lifecycle", "gates", "signals", "governor", "early_stop")  # fields of EnvRules
 
 
 class EnvRules(NamedTuple):
@@ -250,6 +251,12 @@ def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, 
     return masks, observe(state, rules.reward.max_steps, settings)
 
 
+def rules_given(rules: EnvRules, values: Mapping[str, Tensor]) -> EnvRules:
+    """The rules with tensors, by dotted name, in place of numbers of settings."""
+    parts = {name: config_of_envs(getattr(rules, name), values) for name in SETTINGS}
+    return rules._replace(reward=settings_of_envs(rules.reward, values), **parts)
+
+
 def apply_action(
     rules: EnvRules, before: EnvState, attribution: Attribution, action: Action, values: Values = ()
 ) -> StepResult:
@@ -259,19 +266,13 @@ def apply_action(
     """
     numbers = dict(zip(rules.kernel_settings, values, strict=True))
     mode = numbers.pop(env.REWARD_MODE, None)
-    settings = settings_of_envs(rules.reward, numbers)
-    rules_of_envs = rules._replace(
-        reward=settings,
-        lifecycle=config_of_envs(rules.lifecycle, numbers),
-        gates=config_of_envs(rules.gates, numbers),
-    )
-    result = _apply_in_all_envs(rules_of_envs, before, attribution, action=action, mode=mode)
+    given = rules_given(rules, numbers)
+    result = _apply_in_all_envs(given, before, attribution, action=action, mode=mode)
     ended = rules.ended(before)
     if ended is None:
         return result
-    after = advance(
-        result.state, rules.early_stop, rules.reward.max_steps, length=settings.max_steps
-    )
+    most = rules.reward.max_steps
+    after = advance(result.state, rules.early_stop, most, length=given.reward.max_steps)
     return StepResult(
         select(ended, before, after),
         select(ended, no_terms(result.terms.total), result.terms),

@@ -10,11 +10,12 @@ COMPILE_SECONDS seconds, ends it: nothing stays behind.
 import math
 import os
 import pickle
-import shutil
 import signal
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -24,7 +25,9 @@ from torch.export import Dim, export
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.env.ahead import (
+    ENDING,
     KERNELS,
+    NO_VECTORS,
     LibraryError,
     LibraryKernel,
     example_inputs,
@@ -68,11 +71,16 @@ INDUCTOR_OPTIONS: dict[str, str | bool | int] = {
     # which the C++ compiler turns into vectors where it can.
     "cpp.simdlen": 1,
     "cpp.dynamic_threads": True,  # the caller's number of threads, not this process'
-    "cpp_cache_precompile_headers": False,  # dearer than the two files that would use them
+    # dearer than the two files that would use them
+    "cpp_cache_precompile_headers": False,
+    "aot_inductor.precompile_headers": False,
+    "aot_inductor.compile_wrapper_opt_level": "O0",  # three quarters are checks that nobody makes
+    **NO_VECTORS,
 }
+DYING = (signal.SIGTERM, signal.SIG_DFL)  # says nothing
 
 
-def compile_kernel(name: str, rules: EnvRules, work: Path, draft: Path) -> None:
+def compile_kernel(name: str, rules: EnvRules, draft: Path) -> None:
     """Make the files of the kernel in `draft`, for any numbers, N and env-steps per episode."""
     rules, num_envs = example_sizes(rules)
     inputs = example_inputs(rules, num_envs)[[*KERNELS].index(name)]
@@ -99,13 +107,13 @@ def compile_kernel(name: str, rules: EnvRules, work: Path, draft: Path) -> None:
     for node in program.graph.nodes:
         if str(node.target).startswith(inexact) and not _is_exact(node):
             node.meta["custom"] = {"fallback_to_eager": True}
-    output = work / name
-    output.mkdir()
-    options = INDUCTOR_OPTIONS | {"aot_inductor.output_path": str(output / f"{name}.so")}
-    library = inductor.aot_compile(program.module(), tensors, options=options)
-    shutil.move(str(library), draft / f"{name}.so")
-    # facts that the library needs of the operations that it leaves to torch
-    shutil.move(str(next(output.glob("*.wrapper.json"))), draft / f"{name}.json")
+    path = str(draft / f"{name}{ENDING}")
+    try:
+        inductor.aoti_compile_and_package(
+            program, package_path=path, inductor_configs=INDUCTOR_OPTIONS
+        )
+    except RuntimeError as error:  # some kinds cannot be sent to another process
+        raise RuntimeError(str(error)) from None
 
 
 def _is_exact(node: torch.fx.Node) -> bool:
@@ -152,7 +160,7 @@ def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
         given = (state, measured, values), (observed, attribution, action, values)
         calls = zip(given, (recorded, result), strict=True)
         for name, (inputs, wanted) in zip(KERNELS, calls, strict=True):
-            path = folder / f"{name}.so"
+            path = folder / f"{name}{ENDING}"
             libraries.setdefault(name, LibraryKernel(path, rules, inputs, like=wanted))
             if not same_bits(leaves(libraries[name](rules, *inputs)), leaves(wanted)):
                 return f"{name} compiled rounds otherwise here (env-step {step} of {num_envs} envs)"
@@ -168,8 +176,12 @@ def fill(folder: Path, key: str, rules: EnvRules) -> None:
         draft.mkdir(mode=0o700)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")
         try:
-            for name in KERNELS:
-                compile_kernel(name, rules, work=work, draft=draft)
+            fork = get_context("fork")
+            count = len(KERNELS)
+            with ProcessPoolExecutor(count, fork, signal.signal, DYING) as pool:
+                compilations = [pool.submit(compile_kernel, name, rules, draft) for name in KERNELS]
+                for compilation in compilations:
+                    compilation.result()
             proofs = (differs(rules, draft, num_envs) for num_envs in PROOF_ENVS)
             refusal = next(filter(None, proofs), "")
         except (RuntimeError, ValueError, TypeError, LibraryError, StopIteration) as error:
@@ -191,23 +203,20 @@ def main() -> None:
     torch.set_num_threads(1)
 
     def stop(number: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)  # compilers that it has started
         raise Interrupted(number)
 
     signal.alarm(COMPILE_SECONDS)
-    try:
-        with (
-            signal_handlers(stop, (*STOP_SIGNALS, signal.SIGALRM)),
-            only_compiler(folder, key, wait=niceness == 0) as alone,
-            torch.no_grad(),
-        ):
-            if alone and find(folder, key) is None:
-                with only_compiler(folder, wait=True):
-                    drop_old_drafts(folder)
-                    fill(folder, key, rules)
-    except Interrupted:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.killpg(0, signal.SIGTERM)  # compilers that it has started
-        raise
+    with (
+        signal_handlers(stop, (*STOP_SIGNALS, signal.SIGALRM)),
+        only_compiler(folder, key, wait=niceness == 0) as alone,
+        torch.no_grad(),
+    ):
+        if alone and find(folder, key) is None:
+            with only_compiler(folder, wait=True):
+                drop_old_drafts(folder)
+                fill(folder, key, rules)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ import tensordict
 import torch
 
 from esper_soa.env.ahead import (
+    ENDING,
     KERNELS,
     LibraryError,
-    can_load,
     given_by_env,
     load_kernels,
     structure_of,
@@ -42,7 +42,7 @@ from esper_soa.system.cores import this_processor
 STEP_FOLDER = "step"  # folder of all keys, in the user's cache
 MANIFEST_FILE = "sha256.json"
 REFUSAL_ENTRY = "refused"  # the entry of a manifest that says why there are no libraries
-LIBRARY_FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
+LIBRARY_FILES = tuple(name + ENDING for name in KERNELS)
 QUIET = "-quiet"  # in the place of a key: locked, shared, by whoever wants no compiler beside runs
 REFUSED_SECONDS = 24 * 3600.0  # that a refusal holds: the compiler may have lacked memory
 KEPT_KEYS = 32  # a key takes about a megabyte; those that were used longest ago go
@@ -53,8 +53,6 @@ BACKGROUND_STEPS = (
 
 def unsupported(rules: EnvRules) -> str:
     """Why kernels for these rules are not compiled ahead of time; "" where they are."""
-    if not can_load():
-        return f"torch {torch.__version__} has no loader of compiled libraries"
     if rules.blueprints.device.type != "cpu":
         return f"not for {rules.blueprints.device.type}"
     if rules.reward.user_name:
