@@ -7,11 +7,13 @@ is equal to the bit is taken. runtime/step_cache.py keeps libraries, runtime/com
 them.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -195,9 +197,16 @@ class LibraryKernel:
     ) -> None:
         """inputs, like: what the eager kernel takes and gives. RuntimeError where nothing loads."""
         self.numbers = numbers_of(rules)
-        with inductor.config.patch(NO_VECTORS):
-            # without its wrapper, which reads the structure of inputs anew at every call
-            self.runner = inductor.aoti_load_package(str(path)).loader
+        with inductor.config.patch(NO_VECTORS), TemporaryDirectory() as place:
+            # The archive is unpacked there; a process that is killed would leave the files behind.
+            given = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}
+            os.environ["TMPDIR"] = place
+            try:
+                # without its wrapper, which reads the structure of inputs anew at every call
+                self.runner = inductor.aoti_load_package(str(path)).loader
+            finally:
+                del os.environ["TMPDIR"]
+                os.environ.update(given)
         self.like = like
         self.inputs = Structure.of(inputs)
         self.results = Structure.of(like)  # type: ignore[arg-type]

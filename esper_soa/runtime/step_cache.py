@@ -173,14 +173,14 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
 
 def kept_kernels(folder: Path, key: str, rules: EnvRules, num_envs: int) -> StepKernels | None:
     """The kernels of the cache, or the eager ones where it refuses; None where it lacks them."""
-    manifest = find(folder, key)
-    if manifest is None:
-        return None
-    if REFUSAL_ENTRY in manifest:
-        return EAGER._replace(reason=f"not compiled: {manifest[REFUSAL_ENTRY]}")
     try:
+        manifest = find(folder, key)
+        if manifest is None:
+            return None
+        if REFUSAL_ENTRY in manifest:
+            return EAGER._replace(reason=f"not compiled: {manifest[REFUSAL_ENTRY]}")
         kernels = load_kernels(folder / key, rules, num_envs)
-    except LibraryError as error:
+    except (LibraryError, OSError) as error:
         return EAGER._replace(reason=f"not compiled: {error}")
     with suppress(OSError):
         os.utime(folder / key / MANIFEST_FILE)  # used now

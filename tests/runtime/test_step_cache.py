@@ -235,8 +235,12 @@ class StandIn:
     error = 0.0
     rules = tiny_rules(2, 6)
 
+    places: list[Path] = []  # where archives were unpacked
+
     def __init__(self, path: str) -> None:
         self.loader = self
+        self.places.append(Path(os.environ["TMPDIR"]))
+        (self.places[-1] / "unpacked").touch()
         self.name = Path(path).stem
         if not Path(path).exists():
             raise RuntimeError(f"{path} does not exist")
@@ -258,7 +262,11 @@ def test_libraries_are_taken_only_where_they_equal_the_eager_kernels(
     key = step_key(StandIn.rules)
     store(draft, folder, key, digests(draft))
     os.utime(folder / key / step_cache.MANIFEST_FILE, (0, 0))
+    temporary = os.environ.get("TMPDIR")
     kernels = stored_kernels(StandIn.rules, ENVS, SHORT, wait=False)
+    assert os.environ.get("TMPDIR") == temporary
+    assert StandIn.places
+    assert not any(place.exists() for place in StandIn.places)
     assert kernels.reason == f"compiled ahead of time, equal to the bit: {folder / key}"
     assert (folder / key / step_cache.MANIFEST_FILE).stat().st_mtime > 0  # it was used
     inputs, _ = example_inputs(StandIn.rules, ENVS + 1)
