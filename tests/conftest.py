@@ -11,17 +11,46 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.builders.triton_once import patch_language_once
+from tests.slow_tests import Stopwatch, in_part, listed
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # ignored in what a shell starts in the background, or by nohup; tests send them
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """See tests/slow_tests.py."""
+    parser.addoption("--part", default="1/1", help="K/M: the K-th of M parts of the tests")
+    parser.addoption("--cpu-times", type=Path, help="file for processor seconds of every test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have every test timed where a file for that is given."""
+    if path := config.getoption("--cpu-times"):
+        config.pluginmanager.register(Stopwatch(path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what takes long, and leave out what is in no part that was asked for."""
+    slow = listed()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.listed)
+    part = config.getoption("--part")
+    left_out = [item for item in items if not in_part(item.nodeid, part)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if in_part(item.nodeid, part)]
 
 
 def pytest_collection_finish() -> None:
