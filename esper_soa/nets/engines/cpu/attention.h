@@ -4,6 +4,7 @@
 #define ESPER_ATTENTION_H
 
 #include "activation.h"
+#include "pool.h"
 #include "tokens.h"
 
 /* One head of an image: T tokens of D numbers, lines of E and S floats. */
@@ -39,11 +40,25 @@ static inline void turn_lines(const attention_head *a, const float *from, long a
         for (long d = 0; d < a->D; d++) a->turned[d * a->S + i] = from[i * apart + d];
 }
 
+/* The largest of the first T numbers of a line. */
+INLINE float largest_of(const float *line, long T) {
+    vec most = splat(line[0]);
+    float part[LANES];
+    for (long j = 0; j < T; j += LANES) {
+        vec next = load(line + j);
+        if (j + LANES > T) next = choose(lanes_within(T - j), next, most);
+        most = choose(overtakes(next, most), next, most);
+    }
+    store(part, most);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) part[l] = part[l + half] > part[l] ? part[l + half] : part[l];
+    return part[0];
+}
+
 /* The shares of a line of scores. */
 INLINE void soften(const attention_head *a, float *line, float factor) {
-    float largest = line[0];
+    float largest = largest_of(line, a->T);
     vec sum = splat(0);
-    for (long j = 1; j < a->T; j++) largest = line[j] > largest || line[j] != line[j] ? line[j] : largest;
     for (long j = 0; j < a->S; j += LANES) {
         vec share = exponential(splat(factor) * (load(line + j) - splat(largest)));
         if (j + LANES > a->T) share = keep(lanes_within(a->T - j), share);

@@ -4,6 +4,7 @@
 #include "validate.h"
 
 #define MOST_TOGETHER STRIP /* images; see group_of in work.h */
+#define LARGE 200000        /* parameters, which caches do not hold from image to image */
 
 /* One network while it is validated. */
 typedef struct {
@@ -55,6 +56,7 @@ static validated prepare(const validation *v, long env, layer *layers, arena *a)
     net.most = 1;
     for (long l = 0; l < net.count; l++)
         if (group_of(&layers[l].s) > net.most) net.most = group_of(&layers[l].s);
+    if (w->program->together && w->width > LARGE) net.most = MOST_TOGETHER;
     net.images = take_floats(a, net.most * padded_side(w) * padded_side(w) * w->colours);
     for (long l = 0; l < net.count; l++) {
         layers[l].s.padded = layers[l].from[0] < 0 && image_border(w);
