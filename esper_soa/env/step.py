@@ -121,7 +121,8 @@ class StepResult(NamedTuple):
     outcome: ActionOutcome
 
 
-Values = tuple[Tensor, ...]  # float64 [N] each, of the settings EnvRules.kernel_settings
+# Float64 [N] each, of the settings EnvRules.kernel_settings; (): the numbers of the rules.
+Values = tuple[Tensor, ...]
 Recorded = tuple[EnvState, Attribution, Masks, Observation]  # of `record_and_observe`
 
 
@@ -242,7 +243,7 @@ def record_and_observe(
 
 def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, Observation]:
     """Legal choices and observation of a recorded state."""
-    numbers = dict(zip(rules.kernel_settings, values, strict=True))
+    numbers = dict(zip(rules.kernel_settings, values, strict=bool(values)))
     limits = config_of_envs(rules.lifecycle, numbers)
     masks = action_masks(
         state.slots, state.ramp, rules.blueprints, max_seeds=rules.max_seeds, lifecycle=limits
@@ -264,7 +265,7 @@ def apply_action(
 
     Nothing happens to an env whose episode has ended early, and it is paid nothing.
     """
-    numbers = dict(zip(rules.kernel_settings, values, strict=True))
+    numbers = dict(zip(rules.kernel_settings, values, strict=bool(values)))
     mode = numbers.pop(env.REWARD_MODE, None)
     given = rules_given(rules, numbers)
     result = _apply_in_all_envs(given, before, attribution, action=action, mode=mode)

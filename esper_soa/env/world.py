@@ -180,7 +180,7 @@ class World:
         }
         self.num_steps = rules.max_steps  # of the episodes, where these do not differ
         factors: list[Tensor] = []
-        if EPISODE_LENGTH in values:
+        if rules.early_stop.length != 0:
             steps = episode_lengths(values[EPISODE_LENGTH], rules.max_steps)
             different, places = steps.unique(return_inverse=True)
             self.num_steps = different[0].item()

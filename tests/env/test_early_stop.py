@@ -236,6 +236,7 @@ def test_a_bar_counts_the_env_steps_that_are_played_and_ends_full(
 ) -> None:
     """Also where other processes have as many envs, which are counted as those here."""
     monkeypatch.setattr(Reduction, "all_envs", lambda self, own: processes * own)
+    monkeypatch.setattr(Reduction, "rows_here", lambda self, rows, dim=0: rows.narrow(dim, 0, 8))
     console = Console(file=io.StringIO(), width=200)
     with Progress(processes * 8 * STEPS, console, "plain", interval=1e9) as progress:
         played = played_out(stopping(8, **early), progress)
