@@ -64,18 +64,18 @@ class Room(NamedTuple):
 
 
 ROOMS = (
-    Room("the package", ("esper_soa/**/*.py",), 44_700),
+    Room("the package", ("esper_soa/**/*.py",), 44_640),
     Room(
         "its core: without the lab and the engines in C and Triton",
         ("esper_soa/**/*.py",),
-        29_700,
+        29_260,
         (
             "esper_soa/lab/**/*.py",
             "esper_soa/nets/engines/cpu/**/*.py",
             "esper_soa/nets/engines/gpu/**/*.py",
         ),
     ),
-    Room("tests", ("tests/**/*.py",), 49_900, ("tests/gpu/stand_in_cuda.py",)),
+    Room("tests", ("tests/**/*.py",), 49_440, ("tests/gpu/stand_in_cuda.py",)),
     Room(
         "benchmarks besides finished studies",
         ("benchmarks/**/*.py",),
@@ -185,8 +185,8 @@ def num_words(folder: Path) -> int:
 
 # Counts that should be small, each with its ceiling.
 COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
-    "words in docs/": (num_words, 41_400),
-    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 266),
+    "words in docs/": (num_words, 41_540),
+    "settings": (lambda folder: asked_of_python(folder, SETTINGS), 264),
     "functions that take a whole record of settings": (num_whole_settings, 34),
     "tuples starred into calls": (num_starred_tuples, 10),
     "the identifier `one`": (lambda folder: identifiers(folder, "one"), 300),
