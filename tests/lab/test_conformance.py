@@ -60,7 +60,7 @@ def test_a_faulty_part_is_found_out_with_all_findings_at_once(told: str) -> None
         ("host", "hosts_of_users:refined", "native"),
         ("host", "hosts_of_users:plain", "torch: no native kernels, .*avg_pool2d"),
         ("blueprint", "parts_of_users:grouped", "native"),
-        ("blueprint", "parts_of_users:perceptron", "torch: no native kernels, .*mul_ in forward.*"),
+        ("blueprint", "parts_of_users:perceptron", "torch: no native kernels, .*add_ in forward.*"),
     ],
 )
 def test_the_engine_that_computes_a_part_is_returned(check: str, name: str, engine: str) -> None:

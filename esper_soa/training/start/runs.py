@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 TABLE_FILES = "round_*.parquet"
-TABLES = ("steps", "slots", "events", "control_steps", "choices", "subsets")
+TABLES = ("steps", "slots", "events", "control_steps", "effects", "choices", "subsets")
 MAX_OPENED_SETTINGS = 1 << 20  # bytes of the config.yaml of a run that is opened, of many tasks
 DATA_SPLITS = ("train", "validation", "test")
 
@@ -99,8 +99,8 @@ class RecordedRun:
     def table(self, name: str) -> "Table":
         """A table of docs/telemetry.md, all rounds of it, as Arrow: for duckdb, polars, pandas.
 
-        name: steps, slots, events, control_steps (the control's), choices or subsets. Raises
-        UserError where the run has written no such table.
+        name: steps, slots, events, control_steps (the control's), effects, choices or subsets.
+        Raises UserError where the run has written no such table.
         """
         check_choice("table", name, TABLES)
         entries = list_folder(self.folder.tables / name)
@@ -108,7 +108,8 @@ class RecordedRun:
         if not files:
             self._check_one_task()
             level = "full" if name in TABLES[-2:] else "events"
-            reason = f"it is written with telemetry.level={level}, once a round is done"
+            asked = "effects.ops" if name == "effects" else f"telemetry.level={level}"
+            reason = f"it is written with {asked}, once a round is done"
             control = ", of a control" * (name == "control_steps")
             raise UserError(f"{self.path}: there is no table {name}: {reason}{control}")
         with reading(self.folder.tables, UserError, "tables of a run"):

@@ -2,6 +2,8 @@
 stays as it is.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from esper_soa.lab.effects.twins import Twins, measured
 from esper_soa.state import EnvState
 from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_world
-from tests.builders.tiny_world import CPU, tiny_settings
+from tests.builders.tiny_world import CPU, SMALL_TASK, tiny_settings
 
 STEPS, WOKEN = 12, 4
 SOURCE = 2  # of N = 3 envs
@@ -95,8 +97,7 @@ def test_a_twin_that_spares_a_slot_is_another_host() -> None:
 
 
 def test_a_twin_has_the_settings_of_its_source() -> None:
-    cfg = settings()
-    cfg.task.host_lr = "[0.01,0.02,0.03]"
+    cfg = settings(task=replace(SMALL_TASK, host_lr="[0.01,0.02,0.03]"))
     assert all(is_twin for is_twin, _, _ in play(cfg, TAKES_ALL))
 
 

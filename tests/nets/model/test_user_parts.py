@@ -154,7 +154,7 @@ def test_parts_and_modules_go_to_the_kernels_in_c_or_it_is_said_why_not() -> Non
     assert rules_from(settings("twice", "instead", "grouped"), CPU).engine.chosen.native
     chosen = rules_from(settings("twice", "perceptron"), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
-    why = r"there is none for mul_ in forward, users/parts_of_users.py:\d+ \(blueprint perceptron\)"
+    why = r"there is none for add_ in forward, users/parts_of_users.py:\d+ \(blueprint perceptron\)"
     assert re.search(f"{why}$", chosen.reason)
     told = f"compute.engine=native: .*{why}"
     with pytest.raises(SettingError, match=told):

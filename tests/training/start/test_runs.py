@@ -157,6 +157,8 @@ def test_the_tables_of_a_run_are_arrow(done: esper_soa.RecordedRun) -> None:
     assert {*NAMES} == {*TABLES}
     with pytest.raises(UserError, match="there is no table subsets: .*telemetry.level=full"):
         done.table("subsets")
+    with pytest.raises(UserError, match="there is no table effects: .*with effects.ops"):
+        done.table("effects")
     with pytest.raises(UserError, match="there is no table control_steps: .* of a control"):
         done.control_steps()
     with pytest.raises(UserError, match="^table=step: must be one of steps, slots, events"):

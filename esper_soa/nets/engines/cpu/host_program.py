@@ -73,6 +73,7 @@ def host_program(shape: HostShape) -> np.ndarray:
     for segment in shape.segments:
         if isinstance(segment, ConvSegment):
             value = host.add(value, _block(segment, *host.starts))
+            host.shown = None  # it gives channels of pixels in order
         elif segment.kind == MEAN_LINEAR:
             column = host.starts[0]
             bias = column + math.prod(segment.parameters[0].shape)
