@@ -115,6 +115,21 @@ def test_the_effect_of_the_only_seed_is_the_difference_to_the_host_without(singl
     assert np.isnan(found["test_loss"]).sum() == 3 * 3
 
 
+def test_an_event_has_the_age_and_alpha_that_its_seed_had_when_it_was_acted_on(
+    measured: Path,
+) -> None:
+    events = effects_of(measured, horizon="1", op="prune")
+    slots = read_table(measured, "slots")
+    assert len(events["step"]) > 2
+    for row in range(len(events["step"])):
+        where = np.logical_and.reduce(
+            [slots[name] == events[name][row] for name in ("round", "step", "env", "slot")]
+        )
+        assert events["seed_age"][row] == slots["seed_age"][where], row
+        assert events["alpha"][row] == slots["alpha"][where], row
+    assert {*events["seed_age"]} - {0}
+
+
 def test_the_effect_of_a_seed_that_never_blends_is_nothing(tmp_path: Path) -> None:
     cfg = settings(gates=GatesConfig(min_blending_steps=100), rounds=1)
     fresh(replace(cfg, effects=replace(cfg.effects, rows=40, placebo=0.5)), tmp_path)

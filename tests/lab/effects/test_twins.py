@@ -12,10 +12,12 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env
+from esper_soa.env.legal import obey
 from esper_soa.lab.effects.twins import Twins, measured
-from esper_soa.state import EnvState
+from esper_soa.state import Action, EnvState
 from esper_soa.system.errors import UserError
 from esper_soa.training.loop.build import build_world
+from esper_soa.vocabulary import HEAD_NAMES, Op
 from tests.builders.tiny_world import CPU, SMALL_TASK, tiny_settings
 
 STEPS, WOKEN = 12, 4
@@ -94,6 +96,34 @@ def test_a_twin_that_spares_a_slot_is_another_host() -> None:
     found = play(settings(), 0)
     assert not all(is_twin for is_twin, _, _ in found)
     assert all(is_asleep for _, is_asleep, _ in found)
+
+
+def test_the_slot_of_a_twin_stays_empty_however_often_its_source_fills_it() -> None:
+    world = build_world(settings(), CPU)
+    env = Env(world)
+    env.begin_(0)
+    twins = Twins(world, 2)
+    source = torch.full((2,), SOURCE)
+    filled = []
+    for step in range(STEPS):
+        seen = env.observe_()
+        slots = seen.view.state.slots
+        if step > 0:
+            twins.observe_(step)
+            assert twins.env.observed.view.state.slots.blueprint[0, 0] == -1  # type: ignore[union-attr]
+        is_empty = slots.blueprint[:, 0] < 0
+        filled.append(not is_empty[SOURCE])
+        none = torch.zeros_like(slots.stage[:, 0])
+        action = Action.from_dict(dict.fromkeys(HEAD_NAMES, none), batch_size=[3])
+        op = torch.where(is_empty, Op.GERMINATE, Op.PRUNE)
+        action = obey(action.replace(op=op, blueprint=none + 1), seen.view.masks)[0]
+        if step < 2:  # the second wakes later, and spares another slot
+            fresh = torch.tensor([step == 0, step == 1])
+            twins.wake_(seen, source, torch.full((2,), step), fresh=fresh)
+        env.apply_action_(action)
+        twins.act_(action)
+    assert filled.index(True) < filled.index(False, filled.index(True)) < STEPS - 1
+    assert filled[-1]
 
 
 def test_a_twin_has_the_settings_of_its_source() -> None:
