@@ -48,7 +48,8 @@ RANDOM_SEEDS = range(1, 11)  # fixed before the first of them was played
 RUN = ("+experiment=cifar_3seed", "control=wait", "report=false", "resume=auto")
 MEASURED = ("effects.ops=[germinate]", "effects.share=0.33", "effects.rows=16")
 MEASURES = {"accuracy": "validation accuracy", "test_accuracy": "test accuracy"}
-BIRTHS = 3  # parts of all births by their env-step
+MOST_STEPS = 6  # env-steps of births that are parts by themselves
+BIRTHS = 3  # parts of all births by their env-step, where there are more
 
 
 def main() -> None:
@@ -76,12 +77,19 @@ def measure(options: argparse.Namespace) -> Record:
     device = resolve_device("cpu")
     return {
         **origin("effects", device),
+        "played_at": sorted({commit_of(folder) for folder in folders.values()}),
         "random_seeds": [*RANDOM_SEEDS],
         "settings": asked,
         "points": {name: points(effects, name) for name in MEASURES},
         "sums": {name: sums(folders, name) for name in MEASURES},
         "correlations": correlations(effects),
     }
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that a run was played at."""
+    versions = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
+    return str(versions["git"])
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
@@ -102,12 +110,11 @@ def points(effects: Columns, measure: str) -> list[Record]:
     parts = [("horizon", name, name, None) for name in sorted(horizons, key=_order)]
     last = chosen(effects, False)
     parts += [("blueprint", name, "", part) for name, part in by_name(last, "blueprint").items()]
-    edges = np.quantile(last["step"], np.linspace(0, 1, BIRTHS + 1)).round().astype(int)
-    for place, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-        where = (last["step"] > low) | ((place == 0) & (last["step"] == low))
-        where &= last["step"] <= high
+    for low, high in births(last["step"]):
+        where = (last["step"] >= low) & (last["step"] <= high)
         part = {name: column[where] for name, column in last.items()}
-        parts.append(("born at env-step", f"{low + (place > 0)} to {high}", "", part))
+        name = f"{low} to {high}" if high > low else str(low)
+        parts.append(("born at env-step", name, "", part))
     found = []
     for kind, name, horizon, part in parts:
         values = finite((chosen(effects, False, horizon) if part is None else part)[measure])
@@ -125,6 +132,13 @@ def points(effects: Columns, measure: str) -> list[Record]:
             }
         )
     return found
+
+
+def births(steps: np.ndarray) -> list[tuple[int, int]]:
+    """First and last env-step of parts of these births: each by itself where they are few."""
+    different = np.unique(steps)
+    count = len(different) if len(different) <= MOST_STEPS else BIRTHS
+    return [(int(part[0]), int(part[-1])) for part in np.array_split(different, count)]
 
 
 def _order(horizon: str) -> int:
