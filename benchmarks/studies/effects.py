@@ -114,7 +114,8 @@ def points(effects: Columns, measure: str) -> list[Record]:
         where = (last["step"] >= low) & (last["step"] <= high)
         part = {name: column[where] for name, column in last.items()}
         name = f"{low} to {high}" if high > low else str(low)
-        parts.append(("born at env-step", name, "", part))
+        if where.sum() > 1:  # or there is no interval
+            parts.append(("born at env-step", name, "", part))
     found = []
     for kind, name, horizon, part in parts:
         values = finite((chosen(effects, False, horizon) if part is None else part)[measure])
