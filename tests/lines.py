@@ -64,7 +64,7 @@ class Room(NamedTuple):
 
 
 ROOMS = (
-    Room("the package", ("esper_soa/**/*.py",), 44_640),
+    Room("the package", ("esper_soa/**/*.py",), 44_650),
     Room(
         "its core: without the lab and the engines in C and Triton",
         ("esper_soa/**/*.py",),
@@ -75,7 +75,7 @@ ROOMS = (
             "esper_soa/nets/engines/gpu/**/*.py",
         ),
     ),
-    Room("tests", ("tests/**/*.py",), 49_440, ("tests/gpu/stand_in_cuda.py",)),
+    Room("tests", ("tests/**/*.py",), 49_490, ("tests/gpu/stand_in_cuda.py",)),
     Room(
         "benchmarks besides finished studies",
         ("benchmarks/**/*.py",),
@@ -185,7 +185,7 @@ def num_words(folder: Path) -> int:
 
 # Counts that should be small, each with its ceiling.
 COUNTS: dict[str, tuple[Callable[[Path], int], int]] = {
-    "words in docs/": (num_words, 41_540),
+    "words in docs/": (num_words, 41_840),
     "settings": (lambda folder: asked_of_python(folder, SETTINGS), 264),
     "functions that take a whole record of settings": (num_whole_settings, 34),
     "tuples starred into calls": (num_starred_tuples, 10),
